@@ -1,0 +1,88 @@
+# Everything a developer and CI do here, one target each. `make` alone lists them.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.headrace-installed
+UV ?= $(VENV)/bin/uv
+# Passed on to pytest, as in `make test ARGS="-n 2 tests/unit"`.
+ARGS ?=
+# The folder of recorded faults, beside the checkout. Tests that need it say so where it is missing.
+CASES ?= ../shared/cases
+export CASES
+
+# Only what is there: a checkout may come before its benchmarks do, and mypy refuses a missing one.
+TYPED := $(wildcard producer workers common tests bench)
+SHELL_FILES = $(shell find .ci deploy tests bench -type f \( -path .ci/run -o -name '*.sh' \) 2>/dev/null)
+
+.DEFAULT_GOAL := help
+# `check` runs the cheap ones first, also under -j; and pytest's summary must come last.
+.NOTPARALLEL:
+.PHONY: help install demo format lint types imports test faults cases real bench check lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Make .venv with the pinned packages and this project (once, and when pins change)
+
+$(STAMP): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Headrace needs Python 3.11 or newer, and '$(PYTHON)' is none. Where it has another name: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PY) -m pip --version >/dev/null 2>&1 || { \
+	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "'$(PYTHON)' cannot make a virtual environment: its venv or ensurepip is missing. On Debian and Ubuntu: apt-get install python3-venv. Then run make again." >&2; exit 1; }; \
+	  $(PYTHON) -m venv $(VENV); }
+	@echo "installing the pinned packages into $(VENV): a minute, once"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: install ## A whole run on this machine: simulated servers, Redis, sink, verify
+	$(PY) deploy/demo/run.py
+
+format: install ## Rewrite the code as the formatter wants it, and fix what ruff can fix
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+lint: install ## The formatter's and ruff's rules; shellcheck where it is installed
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	@if command -v shellcheck >/dev/null; then shellcheck $(SHELL_FILES); \
+	else echo "shellcheck is not installed: shell files are not checked here"; fi
+
+types: install ## mypy, strict, tests included
+	$(VENV)/bin/mypy $(TYPED)
+
+imports: install ## The import contracts: one way, and pure modules stay pure
+	$(VENV)/bin/lint-imports --no-logo
+
+test: install ## All tests but the soak and the real server
+	$(PY) -m pytest $(ARGS)
+
+faults: install ## Only the faults: killed processes, lost answers, servers that lie
+	$(PY) -m pytest tests/faults $(ARGS)
+
+cases: install ## Only the faults that people met (CASES=folder)
+	$(PY) -m pytest -m cases $(ARGS)
+
+real: install ## Against a real SGLang server on this machine's CPU
+	bash tests/real/run.sh
+
+bench: install ## The benchmarks, beside their peers
+	$(PY) -m bench
+
+check: lint types imports test ## What CI runs, cheap first
+
+lock: install ## Resolve the pins anew from pyproject.toml (LOCK="--upgrade" raises them)
+	$(UV) pip compile $(LOCK_OPTIONS) --group demo --group test --group lint -o requirements.txt
+	$(UV) pip compile $(LOCK_OPTIONS) --constraint requirements.txt -o requirements-runtime.txt
+
+LOCK ?=
+# --no-config: a developer's own index settings must not show in the files.
+LOCK_OPTIONS = --quiet --no-config --universal --python-version 3.11 --generate-hashes \
+  --annotation-style line --custom-compile-command "make lock" \
+  pyproject.toml --extra embedded --group build $(LOCK)
+
+clean: ## Remove caches and build leftovers (not .venv, not runs)
+	rm -rf build dist headrace.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The contract between producers and workers (design notes are completed at the end)."""

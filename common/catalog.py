@@ -1,0 +1,259 @@
+"""Read what a run has in the store: accepted prompts, terminal records, in bounded memory.
+
+A pass over millions of keys goes once through the store and sorts what it finds by the first two
+hex digits of the key into 256 bins (`Bins`), first in memory, beyond some MiB in a temporary
+folder. Each bin is then small enough to be judged whole: the reader function needs all records of
+a key together, and a count of distinct keys needs all of them.
+"""
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from common import manifests, names
+from common.errors import StoreDamagedError
+from common.models import InputRow, Manifest, PartFile, Record, Seal
+from common.reader import parse_key_line
+from common.store import ObjectStore
+from common.store.frames import decompress
+
+MEMORY_BYTES = 64 << 20
+HEX_KEY = 2 * names.KEY_BYTES
+
+# The members of an `InputRow` have fixed places, because the key and the fingerprint have a fixed
+# length: a row is cut by position where these marks stand, which is ten times as fast as decoding.
+_KEY_MARK, _FP_MARK, _PROMPT_MARK = b'{"key":"', b'","fp":"', b'","prompt":'
+_KEY_AT = len(_KEY_MARK)
+_FP_AT = _KEY_AT + HEX_KEY + len(_FP_MARK)
+_PROMPT_AT = _FP_AT + 16 + len(_PROMPT_MARK)
+
+_row_decoder = msgspec.json.Decoder(InputRow)
+
+
+class Bins:
+    """Lines that begin with a hex key, sorted by its first two digits; memory is bounded.
+
+    Use it as a context manager: what was spilled goes when the block ends.
+    """
+
+    def __init__(self, *, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._memory_bytes = memory_bytes
+        self._held: dict[bytes, list[bytes]] = {}
+        self._held_bytes = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def add(self, lines: Iterable[bytes]) -> None:
+        """Sort lines in; each holds its newline."""
+        held = self._held
+        for line in lines:
+            lane = held.get(line[:2])
+            if lane is None:
+                lane = held[line[:2]] = []
+            lane.append(line)
+            self._held_bytes += len(line)
+        if self._held_bytes > self._memory_bytes:
+            self._spill()
+
+    def __iter__(self) -> Iterator[list[bytes]]:
+        """Give the lines of one bin after the other, without newlines, in order of adding."""
+        for prefix in sorted(self.prefixes()):
+            yield self.lines(prefix)
+
+    def prefixes(self) -> set[bytes]:
+        """Give the bins that hold something: the two hex digits that their keys begin with."""
+        return {path.name.encode() for path in self._files()} | self._held.keys()
+
+    def lines(self, prefix: bytes) -> list[bytes]:
+        """Give the lines of one bin, without newlines, in order of adding."""
+        return lines_of(self._read(prefix) + b"".join(self._held.get(prefix, ())))
+
+    def _spill(self) -> None:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="headrace-")
+        for prefix, lines in self._held.items():
+            with (Path(self._folder.name) / prefix.decode()).open("ab") as file:
+                file.write(b"".join(lines))
+        self._held.clear()
+        self._held_bytes = 0
+
+    def _files(self) -> Iterable[Path]:
+        return Path(self._folder.name).iterdir() if self._folder else ()
+
+    def _read(self, prefix: bytes) -> bytes:
+        if self._folder is None:
+            return b""
+        path = Path(self._folder.name) / prefix.decode()
+        return path.read_bytes() if path.exists() else b""
+
+    def __enter__(self) -> Self:
+        """Nothing to prepare."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Remove what was spilled."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def matched(one: Bins, other: Bins) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """Give the lines of two sorts bin by bin, so that all of a key come together."""
+    for prefix in sorted(one.prefixes() | other.prefixes()):
+        yield one.lines(prefix), other.lines(prefix)
+
+
+def fetch(store: ObjectStore, name: str) -> bytes:
+    """Read an object that must be there, decompressed.
+
+    Raises:
+        StoreDamagedError: It is missing or damaged.
+    """
+    data = store.get(name)
+    if data is None:
+        raise StoreDamagedError(f"{store.url}/{name} is missing: restore it from a copy")
+    try:
+        return decompress(data)
+    except StoreDamagedError as error:
+        raise StoreDamagedError(f"{store.url}/{name}: {error}") from error
+
+
+def lines_of(data: bytes) -> list[bytes]:
+    """Cut rows at newlines and nowhere else: JSON may hold a bare carriage return as a blank."""
+    lines = data.split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    return lines
+
+
+# --- Terminal records ----------------------------------------------------------------------------
+
+
+def manifests_of(store: ObjectStore, uid: str) -> list[Manifest]:
+    """Read every manifest of a run, by partition and sequence; voids are among them."""
+    found = manifests.listed(store)
+    return list(
+        manifests.read_all(store, uid, [name for part in sorted(found) for name in found[part]])
+    )
+
+
+def key_lines(store: ObjectStore, manifest: Manifest) -> list[bytes]:
+    """Read the `keys/` of one manifest: its lines with their newlines; empty for a void."""
+    if manifest.keys is None:
+        return []
+    return [line + b"\n" for line in lines_of(fetch(store, manifest.keys.name))]
+
+
+def records(store: ObjectStore, manifest: Manifest) -> list[Record]:
+    """Read the records that one manifest commits, in its rows' order."""
+    return [parse_key_line(line) for line in key_lines(store, manifest)]
+
+
+def parsed(lines: Iterable[bytes]) -> Iterator[Record]:
+    """Read lines of `keys/`."""
+    return map(parse_key_line, lines)
+
+
+def rows(store: ObjectStore, part: PartFile | None) -> list[bytes]:
+    """Read the rows of a shard or of a failures object, without newlines; none for None."""
+    return lines_of(fetch(store, part.name)) if part else []
+
+
+# --- Accepted prompts ----------------------------------------------------------------------------
+
+
+class InputsListing(msgspec.Struct, frozen=True, kw_only=True):
+    """What `inputs/` holds, by name.
+
+    Attributes:
+        rows: Names of the objects with prompts, in their order.
+        seals: Names of the objects in which producers said that they have ended.
+        last_seq: The highest sequence; 0 without any.
+        sealing: The name of the last object where that is a seal, else None.
+    """
+
+    rows: list[str]
+    seals: list[str]
+    last_seq: int
+    sealing: str | None
+
+    @property
+    def names(self) -> list[str]:
+        """Every name, sorted."""
+        return sorted([*self.rows, *self.seals])
+
+
+def list_inputs(store: ObjectStore) -> InputsListing:
+    """List `inputs/` without reading it."""
+    prompts: list[str] = []
+    seals: list[str] = []
+    for found in store.list(names.INPUTS):
+        target = seals if "-seal-" in found.name else prompts
+        target.append(found.name)
+    last = max([*prompts, *seals], key=_inputs_seq, default=None)
+    return InputsListing(
+        rows=prompts,
+        seals=seals,
+        last_seq=_inputs_seq(last) if last else 0,
+        sealing=last if last in seals else None,
+    )
+
+
+def sealed(store: ObjectStore, listing: InputsListing) -> bool:
+    """Tell whether the last word of the run's producers was that no more will come."""
+    if listing.sealing is None:
+        return False
+    data = store.get(listing.sealing)
+    if data is None:
+        raise StoreDamagedError(f"{store.url}/{listing.sealing} was listed and is gone")
+    return msgspec.json.decode(data, type=Seal).sealed
+
+
+def input_rows(store: ObjectStore, name: str) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Read the prompts of one object: (key in hex, fingerprint in hex, JSON of `Prompt`)."""
+    for line in lines_of(fetch(store, name)):
+        yield split_input_row(line)
+
+
+def split_input_row(line: bytes) -> tuple[bytes, bytes, bytes]:
+    """Cut an `InputRow` into key and fingerprint, both in hex, and the JSON of its prompt."""
+    fp_ends = _FP_AT + 16
+    if (
+        line.startswith(_KEY_MARK)
+        and line[_KEY_AT + HEX_KEY : _FP_AT] == _FP_MARK
+        and line[fp_ends:_PROMPT_AT] == _PROMPT_MARK
+        and line.endswith(b"}")
+    ):
+        return line[_KEY_AT : _KEY_AT + HEX_KEY], line[_FP_AT:fp_ends], line[_PROMPT_AT:-1]
+    try:
+        row = _row_decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise StoreDamagedError(
+            f"a line of {names.INPUTS} is no accepted prompt: {error}"
+        ) from error
+    return row.key.encode(), row.fp.encode(), bytes(row.prompt)
+
+
+def find_prompt(store: ObjectStore, key: bytes) -> bytes | None:
+    """Search `inputs/` for one key (16 bytes): the JSON of its `Prompt`, None if it is not there.
+
+    Reads all of `inputs/` in the worst case.
+    """
+    wanted = key.hex().encode()
+    for name in list_inputs(store).rows:
+        for found, _, prompt in input_rows(store, name):
+            if found == wanted:
+                return prompt
+    return None
+
+
+def _inputs_seq(name: str) -> int:
+    digits = name.removeprefix(names.INPUTS).partition("-")[0]
+    return int(digits) if digits.isdigit() else 0

@@ -1,0 +1,63 @@
+"""Queue the accepted prompts that the ledger lacks: `inputs/` minus ledger."""
+
+from collections.abc import Iterable
+
+from common import catalog
+from common.queue.ledger import CALL_ROWS, Ledger
+from common.queue.maintenance import Maintenance
+from common.store import ObjectStore
+
+HexRow = tuple[bytes, bytes, bytes]
+"""Key and fingerprint, both in hex, and the JSON of a `Prompt`."""
+
+
+def add_missing(store: ObjectStore, ledger: Ledger, turn: Maintenance) -> tuple[int, int]:
+    """Go through `inputs/` in its order; memory is that of one object.
+
+    A prompt that was accepted again with another text (`--accept-changes`) stands in `inputs/`
+    twice: the last text counts, for whatever is not completed.
+
+    Returns:
+        How many were added, and how many took their last text.
+    """
+    added = 0
+    # Key -> fingerprint and object of its last row, only of keys whose rows differ somewhere.
+    changed: dict[bytes, tuple[bytes, str]] = {}
+    for name in catalog.list_inputs(store).rows:
+        rows = list(catalog.input_rows(store, name))
+        for step in _steps(rows):
+            absent, differing = turn.compare([row[:2] for row in step])
+            if absent:
+                added += ledger.add(_raw(step[at] for at in absent)).added
+            changed.update({step[at][0]: (step[at][1], name) for at in differing})
+        if changed:
+            changed.update({row[0]: (row[1], name) for row in rows if row[0] in changed})
+    return added, _replace(store, ledger, turn, changed)
+
+
+def _replace(
+    store: ObjectStore,
+    ledger: Ledger,
+    turn: Maintenance,
+    changed: dict[bytes, tuple[bytes, str]],
+) -> int:
+    replaced = 0
+    for name in sorted({name for _, name in changed.values()}):
+        turn.renew()
+        rows = catalog.input_rows(store, name)
+        last = [row for row in rows if changed.get(row[0]) == (row[1], name)]
+        for step in _steps(last):
+            replaced += ledger.add(_raw(step), replace=True).replaced
+    return replaced
+
+
+def _steps(rows: list[HexRow]) -> Iterable[list[HexRow]]:
+    return (rows[first : first + CALL_ROWS] for first in range(0, len(rows), CALL_ROWS))
+
+
+def _raw(rows: Iterable[HexRow]) -> list[tuple[bytes, bytes, bytes]]:
+    return [(_unhex(key), _unhex(fingerprint), prompt) for key, fingerprint, prompt in rows]
+
+
+def _unhex(digits: bytes) -> bytes:
+    return bytes.fromhex(digits.decode())

@@ -1,0 +1,215 @@
+"""Build every name that Headrace uses in Redis and in the store. Nothing else spells one.
+
+Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
+
+    headrace:runs                    zset   run -> claim order (priority, then age)
+    headrace:tombstone:RUN           string uid of a forgotten run, 24 h
+    headrace:worker_groups           hash   group id -> JSON of its last figures (`at_ms` says when)
+    headrace:slots:SERVER            hash   epoch -> JSON {slots, deadline_ms, rid_prefix, group}
+    headrace:run:RUN                 hash   uid, record (run.json), params, partitions, bits, output,
+                                            created_ms, priority, paused, cancelled, seal, pinned,
+                                            reconciled (Redis run_id), inputs_seq, ended (the state
+                                            that `_SUCCESS` was written for, or `pending`)
+    headrace:run:RUN:counts          hash   the counters of `models.Counts`
+    headrace:run:RUN:open            hash   producers that have begun and not ended: source -> JSON
+    headrace:run:RUN:l:BUCKET        hash   ledger bucket: rest of the key -> 9 bytes and up (below)
+    headrace:run:RUN:leases          zset   job id -> deadline, ms of Redis TIME
+    headrace:run:RUN:parked          zset   job id -> instant it was parked: suspects of server deaths
+    headrace:run:RUN:results:PP      stream one completion, failure or cancellation an entry
+    headrace:run:RUN:sink:PP         hash   token, deadline_ms, seq (last closed), intent (JSON), tries,
+                                            limit (most rows of a batch after one that failed),
+                                            error (why nothing is stored at present)
+    headrace:run:RUN:sinks           zset   token of a sink that serves the run -> deadline, ms
+    headrace:run:RUN:set_aside       hash   PP:ENTRY_ID -> entry that is nobody's result (cmsgpack)
+    headrace:run:RUN:maintenance     string token of the process that reconciles or ends the run
+    headrace:run:RUN:rate            hash   5-second bucket of Redis TIME -> completions
+    rq:job:KEY                       hash   RQ's lean job, and: request, attempts, deaths, lost, turns,
+                                            holder (epoch of the lease's owner)
+
+Ledger: one field a key. Bucket = the key's first `bits` bits, as lower-case hex without padding;
+field = the key without its first `bits // 8` bytes, so that bucket and field give the key back;
+value = fingerprint (8 bytes) + state (1 byte: q queued, d done, f failed, c cancelled) + try (decimal
+digits, nothing for the first). Buckets hold 32 to 64 keys at creation, and four times as many stay
+below `hash-max-listpack-entries` (512), where a key costs about 35 bytes.
+
+Store, below the run's output prefix (`NN-SEQ` = partition as 2 digits, sequence as 8):
+
+    run.json
+    inputs/SEQ-HASH.jsonl.zst        accepted prompts; inputs/SEQ-seal-HASH.json a producer's seal
+    shards/PP-SEQ-HASH.jsonl.zst     failures/PP-SEQ-HASH.jsonl.zst     keys/PP-SEQ-HASH.tsv.zst
+    manifest/PP-SEQ.json             or PP-SEQ-HASH.json where conditions are not honoured
+    telemetry/ marks/ progress.json _SUCCESS cancelled.json pinned.json
+"""
+
+import re
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""What a run may be called: it becomes part of Redis keys, paths and RQ's queue name."""
+
+RUNS = "headrace:runs"
+WORKER_GROUPS = "headrace:worker_groups"
+
+KEY_BYTES = 16
+LEAST_LEDGER_BITS = 12
+KEYS_PER_BUCKET = 64
+
+
+def run(name: str) -> str:
+    """Name the run's hash, the stem of all its keys."""
+    return f"headrace:run:{name}"
+
+
+def counts(name: str) -> str:
+    """Name the hash of the run's counters."""
+    return f"headrace:run:{name}:counts"
+
+
+def open_producers(name: str) -> str:
+    """Name the hash of producers that have begun and not ended."""
+    return f"headrace:run:{name}:open"
+
+
+def ledger_stem(name: str) -> str:
+    """Name what a ledger bucket's hex number is appended to."""
+    return f"headrace:run:{name}:l:"
+
+
+def ledger_bucket(name: str, key: bytes, bits: int) -> str:
+    """Name the ledger bucket that holds `key` (16 bytes)."""
+    return f"{ledger_stem(name)}{int.from_bytes(key[:4]) >> (32 - bits):x}"
+
+
+def ledger_field(key: bytes, bits: int) -> bytes:
+    """Give the field of `key` (16 bytes) within its bucket."""
+    return key[bits // 8 :]
+
+
+def ledger_bits(prompts: int) -> int:
+    """Choose how many bits of a key name its bucket, for a run that begins with so many prompts."""
+    wanted = (max(prompts, 1) - 1) // KEYS_PER_BUCKET
+    return min(max(LEAST_LEDGER_BITS, wanted.bit_length()), 28)
+
+
+def leases(name: str) -> str:
+    """Name the zset of leased jobs."""
+    return f"headrace:run:{name}:leases"
+
+
+def parked(name: str) -> str:
+    """Name the zset of jobs that were in flight at server deaths."""
+    return f"headrace:run:{name}:parked"
+
+
+def results(name: str, partition: int) -> str:
+    """Name the result stream of one partition."""
+    return f"headrace:run:{name}:results:{partition:02d}"
+
+
+def sink(name: str, partition: int) -> str:
+    """Name the hash with one partition's sink lease, sequence and intent."""
+    return f"headrace:run:{name}:sink:{partition:02d}"
+
+
+def sinks(name: str) -> str:
+    """Name the zset of sinks that serve the run: how many share its partitions."""
+    return f"headrace:run:{name}:sinks"
+
+
+def set_aside(name: str) -> str:
+    """Name the hash of stream entries that no prompt can be found for."""
+    return f"headrace:run:{name}:set_aside"
+
+
+def maintenance(name: str) -> str:
+    """Name the run-wide lease of reconcile and end test."""
+    return f"headrace:run:{name}:maintenance"
+
+
+def rate(name: str) -> str:
+    """Name the hash of completions per 5 seconds."""
+    return f"headrace:run:{name}:rate"
+
+
+def tombstone(name: str) -> str:
+    """Name the string that says a run was forgotten on purpose."""
+    return f"headrace:tombstone:{name}"
+
+
+def slots(server: str) -> str:
+    """Name the hash of a server's slot holders; `server` is its canonical URL."""
+    return f"headrace:slots:{server}"
+
+
+# --- RQ's keys -----------------------------------------------------------------------------------
+
+RQ_QUEUES = "rq:queues"
+RQ_SUSPENDED = "rq:suspended"
+RQ_JOB_STEM = "rq:job:"
+
+
+def rq_queue(name: str) -> str:
+    """Name RQ's list of queued job ids."""
+    return f"rq:queue:{name}"
+
+
+def rq_started(name: str) -> str:
+    """Name RQ's zset of started jobs, which `rq info` counts as executing."""
+    return f"rq:wip:{name}"
+
+
+def rq_failed(name: str) -> str:
+    """Name RQ's failed-job registry."""
+    return f"rq:failed:{name}"
+
+
+def rq_canceled(name: str) -> str:
+    """Name RQ's canceled-job registry."""
+    return f"rq:canceled:{name}"
+
+
+def rq_job(job_id: str) -> str:
+    """Name RQ's hash of one job."""
+    return f"{RQ_JOB_STEM}{job_id}"
+
+
+# --- The store -----------------------------------------------------------------------------------
+
+RUN_JSON = "run.json"
+SUCCESS = "_SUCCESS"
+PROGRESS = "progress.json"
+CANCELLED = "cancelled.json"
+PINNED = "pinned.json"
+INPUTS = "inputs/"
+SHARDS = "shards/"
+FAILURES = "failures/"
+KEYS = "keys/"
+MANIFEST = "manifest/"
+
+_PART = re.compile(r"(?P<partition>\d{2,})-(?P<seq>\d{8,})(?:-(?P<hash>[0-9a-f]{16}))?\.\w+(?:\.\w+)?")
+
+
+def inputs_object(seq: int, digest: str) -> str:
+    """Name an object of accepted prompts; `digest` is the first 16 hex digits of its rows' sha256."""
+    return f"{INPUTS}{seq:08d}-{digest}.jsonl.zst"
+
+
+def seal_object(seq: int, digest: str) -> str:
+    """Name the object in which a producer says that it has ended."""
+    return f"{INPUTS}{seq:08d}-seal-{digest}.json"
+
+
+def part_object(folder: str, partition: int, seq: int, digest: str, suffix: str) -> str:
+    """Name one object of a batch, for example `shards/00-00000007-0123456789abcdef.jsonl.zst`."""
+    return f"{folder}{partition:02d}-{seq:08d}-{digest}.{suffix}"
+
+
+def manifest_object(partition: int, seq: int, digest: str | None = None) -> str:
+    """Name a manifest; with `digest` (16 hex digits) where the store ignores conditions."""
+    ending = f"-{digest}" if digest else ""
+    return f"{MANIFEST}{partition:02d}-{seq:08d}{ending}.json"
+
+
+def parse_part(name: str) -> tuple[int, int] | None:
+    """Read (partition, sequence) back from the name of a batch's object; None if it is no such name."""
+    match = _PART.fullmatch(name.rpartition("/")[2])
+    return (int(match["partition"]), int(match["seq"])) if match else None

@@ -1,0 +1,243 @@
+"""The worker side of the queue: claim, finish, renew, give back, charge, reap, slots.
+
+One `Jobs` belongs to one process, which its epoch names. Every call is one script, atomic in Redis,
+and safe to repeat when its answer was lost.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+import redis
+
+from common import connect, names
+from common.models import Claim, Outcome, Result
+from common.queue.records import ClaimReply, SlotReply
+from common.queue.scripts import call
+
+LEASE_MS = 60_000
+"""How long a job may be silent before it goes back; renewed at least every 15 s."""
+
+SLOT_TTL_MS = 20_000
+"""How long a process keeps its slots without renewing them; renewed every 5 s."""
+
+MOST_LOST = 5
+"""Lost leases after which a job is tried alone."""
+
+REAP_LIMIT = 1_000
+
+_OUTCOMES: dict[Outcome, str] = {"completed": "c", "failed": "f", "cancelled": "x"}
+_FLAGS = {"truncated": "t", "empty": "e"}
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """A process that holds slots; `about` is JSON of what it said: host, pid, start time."""
+
+    slots: int
+    deadline_ms: float
+    rid_prefix: str
+    group: str
+    about: str
+
+
+class Jobs:
+    """The jobs that one process holds of any run, and its slots at one server.
+
+    Args:
+        client: From `common.connect`.
+        epoch: Names this process and no other: lower-case letters, digits and dashes.
+        group: Id of the worker group, for example `gpu0@host`.
+        server: Canonical URL of its SGLang server.
+    """
+
+    def __init__(
+        self, client: "redis.Redis", *, epoch: str, group: str, server: str, where: str = ""
+    ) -> None:
+        self._client = client
+        self._where = where or "the given address"
+        self.epoch = epoch
+        self.group = group
+        self.server = server
+
+    def claim(
+        self,
+        count: int,
+        *,
+        runs: Sequence[str] = (),
+        stream_mark_bytes: int,
+        worker_name: str = "",
+        alone: bool = False,
+        lease_ms: int = LEASE_MS,
+    ) -> ClaimReply:
+        """Lease up to `count` jobs, by priority of their runs, then age.
+
+        Args:
+            count: At least 1.
+            runs: Serve only these runs; empty serves all.
+            stream_mark_bytes: No claims while the result streams hold more.
+            worker_name: RQ's name of this worker, for its tools.
+            alone: This process holds nothing: it may get one suspect of server deaths to try.
+        """
+        reply = self._call(
+            "claim",
+            count,
+            self.epoch,
+            self.server,
+            lease_ms,
+            stream_mark_bytes,
+            worker_name,
+            "alone" if alone else "",
+            *runs,
+        )
+        claims = [read_claim(item) for item in reply[1:]]
+        by_itself = bool(reply[1:]) and bool(reply[1][9])
+        return ClaimReply(why=reply[0].decode(), claims=claims, alone=by_itself)
+
+    def finish(self, results: Sequence[Result]) -> list[str]:
+        """End prompts; the first finisher of a (key, try) wins, whoever holds the lease.
+
+        Returns:
+            One word a result: ok, duplicate, repeated, changed, unknown, untaught or forgotten.
+            After unknown and untaught the caller keeps the result and claims nothing.
+
+        Raises:
+            RedisFullError: Nothing was written; keep the results and call again.
+        """
+        args: list[Any] = []
+        for result in results:
+            args += [
+                result.run,
+                result.uid,
+                result.key,
+                result.fingerprint,
+                result.try_,
+                _OUTCOMES[result.outcome],
+                result.row,
+                result.input_tokens,
+                result.output_tokens,
+                "".join(_FLAGS.get(flag, "") for flag in result.flags),
+                "1" if result.repeat else "",
+                result.reason,
+            ]
+        return _words(self._call("finish", self.epoch, *args))
+
+    def renew(self, held: Sequence[tuple[str, bytes]], *, lease_ms: int = LEASE_MS) -> list[str]:
+        """Renew leases; `held` is (run, key) pairs.
+
+        Returns:
+            One word a pair: ok, retaken, stolen, gone or unknown.
+        """
+        flat = [part for pair in held for part in pair]
+        return _words(self._call("renew", self.epoch, lease_ms, *flat))
+
+    def give_back(self, held: Sequence[tuple[str, bytes]], *, died: bool = False) -> list[str]:
+        """Put jobs back at the front of their queues.
+
+        Args:
+            held: (run, key) pairs.
+            died: The server died with them: counted, and a job of two deaths is parked.
+
+        Returns:
+            One word a pair: queued, parked or not_held.
+        """
+        if not held:
+            return []
+        flat = [part for pair in held for part in pair]
+        return _words(self._call("give_back", self.epoch, "death" if died else "", *flat))
+
+    def charge(self, run: str, key: bytes, reason: str) -> int:
+        """Charge an attempt to a job that is still held; returns the attempts in this try."""
+        return int(self._call("charge", run, key, reason))
+
+    def reap(self, *, dead_epoch: str = "", lease_ms: int = LEASE_MS) -> tuple[int, int, list[Claim]]:
+        """End leases that have run out, or all of a process that is known to be dead.
+
+        Returns:
+            How many jobs went back, how many were parked, and those that were lost again while they
+            were tried alone: leased to this process, which ends them as `poison_worker`.
+        """
+        reply = self._call("reap", dead_epoch, REAP_LIMIT, MOST_LOST, self.epoch, lease_ms)
+        return int(reply[0]), int(reply[1]), [read_claim(item) for item in reply[2:]]
+
+    def take_slots(
+        self,
+        wanted: int,
+        *,
+        bound: int,
+        rid_prefix: str,
+        about: dict[str, Any],
+        settled: str = "",
+        quiet: bool = False,
+        ttl_ms: int = SLOT_TTL_MS,
+    ) -> SlotReply:
+        """Take or renew this process's slots of its server; 0 gives them up.
+
+        Args:
+            wanted: Requests that this process wants to hold open at most.
+            bound: The most that all processes together may hold open at this server.
+            rid_prefix: What the ids of its requests begin with.
+            about: Host, pid and start time, and `holds` first when it held slots before.
+            settled: Epoch of an expired holder whose requests the caller has aborted.
+            quiet: The server itself says that nothing is open there.
+        """
+        reply = self._call(
+            "slots",
+            self.server,
+            self.epoch,
+            wanted,
+            bound,
+            ttl_ms,
+            self.group,
+            rid_prefix,
+            msgspec.json.encode(about),
+            settled,
+            "1" if quiet else "",
+        )
+        what = reply[0].decode()
+        if what == "granted":
+            return SlotReply(what=what, slots=int(reply[1]))
+        if what == "wait":
+            return SlotReply(what=what, wait_ms=int(reply[1]))
+        prefix = reply[2].decode() if what == "settle" else ""
+        return SlotReply(what=what, other=reply[1].decode(), rid_prefix=prefix)
+
+    def holders(self) -> dict[str, "Holder"]:
+        """Read who holds slots of this server: epoch -> what it said of itself."""
+        with self._errors():
+            raw = self._client.hgetall(names.slots(self.server))
+        return {
+            epoch.decode(): msgspec.json.decode(value, type=Holder)
+            for epoch, value in raw.items()
+            if value.startswith(b"{")
+        }
+
+    def _call(self, name: str, *args: Any) -> Any:
+        with self._errors():
+            return call(self._client, name, *args)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except connect.REDIS_ERRORS as error:
+            raise connect.mapped(error, self._where) from error
+
+
+def read_claim(item: Sequence[Any]) -> Claim:
+    """Read one job as the scripts hand it out."""
+    return Claim(
+        run=item[0].decode(),
+        uid=item[1].decode(),
+        key=item[2],
+        fingerprint=item[3],
+        try_=int(item[4]),
+        attempts=int(item[5]),
+        deaths=int(item[6]),
+        lost=int(item[7]),
+        prompt=item[8],
+    )
+
+
+def _words(reply: Any) -> list[str]:
+    return [word.decode() for word in cast("list[bytes]", reply)]

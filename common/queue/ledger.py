@@ -1,0 +1,129 @@
+"""The ledger of one run, from the producer's side: what is known of a key, and adding prompts."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import redis
+
+from common import connect
+from common.errors import StateLostError
+from common.models import Params, RunRecord
+from common.queue.records import AddReply, LedgerEntry
+from common.queue.scripts import call
+
+CALL_ROWS = 1_000
+"""Prompts a call: a millisecond-scale script, so other clients never wait long."""
+
+AUDIT_BUCKETS = 64
+
+
+class Ledger:
+    """Every key of one run with its fingerprint and state: the one authority on what is done."""
+
+    def __init__(self, client: "redis.Redis", record: RunRecord, *, where: str = "") -> None:
+        self._client = client
+        self._record = record
+        self._where = where or "the given address"
+        self._timeout_s = job_timeout_s(record.params)
+
+    def lookup(self, keys: Sequence[bytes]) -> list[LedgerEntry | None]:
+        """Read what the ledger holds of each key (16 bytes), None where it holds nothing."""
+        with self._errors():
+            reply = cast("list[bytes]", call(self._client, "lookup", self._record.run, *keys))
+        return [LedgerEntry.read(value) if value else None for value in reply]
+
+    def add(
+        self,
+        batch: Sequence[tuple[bytes, bytes, bytes]],
+        *,
+        retry: bool = False,
+        replace: bool = False,
+    ) -> AddReply:
+        """Add and queue what is absent, in one atomic step; the same call again changes nothing.
+
+        Args:
+            batch: At most about 1,000 of (key 16 bytes, fingerprint 8 bytes, JSON of `Prompt`).
+            retry: Failed and cancelled keys get a new try.
+            replace: Queued and failed keys with another fingerprint take the new text.
+
+        Raises:
+            RedisFullError: Nothing of the batch was added.
+            StateLostError: The run is not there any more, or is another of the same name.
+        """
+        mode = ",".join(word for word, on in (("retry", retry), ("replace", replace)) if on)
+        flat = [part for item in batch for part in item]
+        with self._errors():
+            reply = cast(
+                "list[Any]",
+                call(
+                    self._client,
+                    "enqueue",
+                    self._record.run,
+                    self._record.uid,
+                    self._timeout_s,
+                    mode,
+                    *flat,
+                ),
+            )
+        if reply[0] == b"unknown":
+            raise StateLostError(
+                f"run {self._record.run!r} has gone from Redis at {self._where}, or was made anew: "
+                "call this again"
+            )
+        numbers = [int(number) for number in reply[1:9]]
+        return AddReply(
+            added=numbers[0],
+            queued=numbers[1],
+            completed=numbers[2],
+            failed=numbers[3],
+            cancelled=numbers[4],
+            restored=numbers[5],
+            retried=numbers[6],
+            replaced=numbers[7],
+            conflicts=list(reply[9:]),
+        )
+
+    def audit(self, *, relist: bool) -> tuple[int, list[bytes]]:
+        """Look through the whole ledger for queued keys that nothing holds.
+
+        Args:
+            relist: RQ's queue was seen empty: list again what has its body.
+
+        Returns:
+            How many were listed again, and the keys (16 bytes) whose body must be restored.
+        """
+        relisted, missing = 0, []
+        for first in range(0, 1 << self._record.bits, AUDIT_BUCKETS):
+            with self._errors():
+                reply = call(
+                    self._client,
+                    "audit",
+                    self._record.run,
+                    first,
+                    AUDIT_BUCKETS,
+                    "1" if relist else "",
+                )
+            relisted += int(reply[0])
+            missing.extend(reply[1:])
+        return relisted, missing
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except connect.REDIS_ERRORS as error:
+            raise connect.mapped(error, self._where) from error
+
+
+def request_timeout_s(params: Params) -> float:
+    """Give the time limit of one attempt: as asked, else by max_tokens at 5 tokens/s, at least 600."""
+    if params.request_timeout_s is not None:
+        return params.request_timeout_s
+    tokens = params.max_tokens if isinstance(params.max_tokens, int) else 32_768
+    return max(600.0, tokens / 5)
+
+
+def job_timeout_s(params: Params) -> int:
+    """Give RQ's own limit for the job: above all attempts together, so that it never decides."""
+    return int(request_timeout_s(params) * (params.attempts + 1)) + 3600

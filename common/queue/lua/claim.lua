@@ -1,0 +1,125 @@
+-- Pop jobs over the active runs, by priority then age, and lease them to one process.
+--
+-- ARGV: n, epoch, server, lease (ms), stream mark (bytes), RQ worker name, 'alone' or '', runs...
+--   alone: the process holds nothing, so it may take one suspect of server deaths by itself.
+--   runs: serve only these; none means all.
+-- Returns {why, job...}; why: 'ok', 'suspended', 'no_slot', 'full' (streams), 'unreconciled',
+--   'paused', 'empty'; a job: {run, uid, key, fingerprint, try, attempts, deaths, lost, prompt, alone}.
+
+local want, epoch, server = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+local lease_ms, mark_bytes = tonumber(ARGV[4]), tonumber(ARGV[5])
+local worker_name, alone = ARGV[6], ARGV[7] == 'alone'
+
+if redis.call('EXISTS', RQ_SUSPENDED) == 1 then return {'suspended'} end
+
+local now = now_ms()
+local slot = redis.call('HGET', slots_key(server), epoch)
+if not slot then return {'no_slot'} end
+slot = cjson.decode(slot)
+if slot.slots < 1 or slot.deadline_ms < now then return {'no_slot'} end
+
+local runs = {}
+for i = 8, #ARGV do runs[#runs + 1] = ARGV[i] end
+if #runs == 0 then runs = redis.call('ZRANGE', RUNS, 0, -1) end
+
+-- The streams of all runs share one Redis, so their bytes are added up.
+local waiting_bytes = 0
+for _, run in ipairs(redis.call('ZRANGE', RUNS, 0, -1)) do
+  waiting_bytes = waiting_bytes + tonumber(redis.call('HGET', counts_key(run), 'stream_bytes') or 0)
+end
+local was_full = redis.call('HGET', slots_key(server), 'full') == '1'
+local full = waiting_bytes > mark_bytes or (was_full and waiting_bytes > mark_bytes / 2)
+if full ~= was_full then redis.call('HSET', slots_key(server), 'full', full and '1' or '0') end
+if full then return {'full'} end
+
+local run_id = server_run_id()
+local reply, why = {'ok'}, 'empty'
+
+local function take(run, state, raw, hex, entry, job, by_itself)
+  lease(run, hex, epoch, now + lease_ms)
+  redis.call('HSET', rq_job(hex), 'status', 'started', 'holder', epoch, 'worker_name', worker_name)
+  redis.call('PERSIST', rq_job(hex))
+  if by_itself then
+    redis.call('HSET', rq_job(hex), 'alone', '1')
+    redis.call('HSET', run_key(run), 'suspect', hex)
+  end
+  reply[#reply + 1] = {run, state.uid, raw, entry.fingerprint, entry.try, tonumber(job[2] or 0),
+    tonumber(job[3] or 0), tonumber(job[4] or 0), job[1], by_itself and 1 or 0}
+end
+
+-- A failed prompt that has left RQ's failed registry was requeued by hand: a new try.
+local function requeued_by_hand(run, state, raw, hex, entry)
+  if redis.call('ZSCORE', rq_failed(run), hex) then return false end
+  entry.try, entry.state = entry.try + 1, 'q'
+  ledger_set(run, raw, hex, state.bits, entry.fingerprint, 'q', entry.try)
+  count(run, 'failed', -1)
+  redis.call('HDEL', rq_job(hex), 'attempts', 'deaths', 'lost', 'alone', 'turns')
+  return true
+end
+
+local function offer(run, state, hex)
+  if not is_job_id(hex) then
+    -- Not ours: a job that somebody put into this queue. It fails visibly, as RQ's own would.
+    redis.call('HSET', rq_job(hex), 'status', 'failed')
+    redis.call('ZADD', rq_failed(run), FAR_FUTURE_S, hex)
+    return
+  end
+  local raw = to_raw(hex)
+  local entry = ledger_get(run, raw, hex, state.bits)
+  if not entry or entry.state == 'd' or entry.state == 'c' then
+    redis.call('UNLINK', rq_job(hex))
+    return
+  end
+  if entry.state == 'f' and not requeued_by_hand(run, state, raw, hex, entry) then return end
+  if redis.call('ZSCORE', leases_key(run), hex) then return end
+  if redis.call('ZSCORE', parked_key(run), hex) then return end
+  local job = redis.call('HMGET', rq_job(hex), 'request', 'attempts', 'deaths', 'lost', 'status')
+  -- Without a body the audit restores it; a cancelled one becomes a cancellation there.
+  if not job[1] or job[5] == 'canceled' then return end
+  redis.call('ZREM', rq_failed(run), hex)
+  take(run, state, raw, hex, entry, job, false)
+end
+
+local function suspect_of(run, state)
+  local trying = redis.call('HGET', run_key(run), 'suspect')
+  if trying and redis.call('ZSCORE', leases_key(run), trying) then return end
+  for _, hex in ipairs(redis.call('ZRANGE', parked_key(run), 0, 0)) do
+    local raw = to_raw(hex)
+    local entry = ledger_get(run, raw, hex, state.bits)
+    local job = redis.call('HMGET', rq_job(hex), 'request', 'attempts', 'deaths', 'lost')
+    redis.call('ZREM', parked_key(run), hex)
+    if entry and entry.state == 'q' and job[1] then take(run, state, raw, hex, entry, job, true) end
+  end
+end
+
+local function state_of(run)
+  local v = redis.call('HMGET', run_key(run), 'uid', 'bits', 'paused', 'cancelled', 'reconciled')
+  if not v[1] then return nil end
+  if v[4] then return nil end
+  if v[3] then why = why == 'empty' and 'paused' or why return nil end
+  if v[5] ~= run_id then why = 'unreconciled' return nil end
+  return {uid = v[1], bits = tonumber(v[2])}
+end
+
+local popped = 0
+for _, run in ipairs(runs) do
+  local state = state_of(run)
+  if state then
+    local before = #reply
+    while #reply - 1 < want and popped < 4 * want do
+      local ids = redis.call('LPOP', rq_queue(run), want - (#reply - 1))
+      if not ids then break end
+      popped = popped + #ids
+      for _, hex in ipairs(ids) do offer(run, state, hex) end
+    end
+    if #reply == 1 and alone then suspect_of(run, state) end
+    if #reply > before then note_activity(run, now) end
+  end
+  if #reply - 1 >= want then break end
+end
+
+if #reply == 1 then
+  -- Everything popped was stale: there may be more behind it.
+  reply[1] = popped >= 4 * want and 'ok' or why
+end
+return reply

@@ -1,0 +1,76 @@
+-- Add prompts to the ledger and to RQ's queue, each at most once. Idempotent.
+--
+-- ARGV: run, uid, job timeout (s), mode, then triples: key (16 bytes), fingerprint (8), prompt JSON.
+--   mode: '' | 'retry' (failed and cancelled get a new try) | 'replace' (queued and failed take the
+--   new text) | 'retry,replace'
+-- Returns {'unknown'} when the run is not there with this uid, else
+--   {'ok', added, queued, completed, failed, cancelled, restored, retried, replaced, conflicts...}
+--   conflicts: keys whose fingerprint differs; they are not touched.
+
+local run, uid, timeout_s, mode = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local known = redis.call('HMGET', run_key(run), 'uid', 'bits')
+if known[1] ~= uid then return {'unknown'} end
+local bits = tonumber(known[2])
+local may_retry = string.find(mode, 'retry', 1, true)
+local may_replace = string.find(mode, 'replace', 1, true)
+
+local n = {added = 0, q = 0, d = 0, f = 0, c = 0, restored = 0, retried = 0, replaced = 0}
+local conflicts, push = {}, {}
+
+local function queue(hex, prompt)
+  write_job(run, hex, prompt, timeout_s, 'queued')
+  push[#push + 1] = hex
+end
+
+local function try_again(raw, hex, entry, fingerprint, prompt)
+  ledger_set(run, raw, hex, bits, fingerprint, 'q', entry.try + 1)
+  count(run, entry.state == 'f' and 'failed' or 'cancelled', -1)
+  redis.call('ZREM', rq_failed(run), hex)
+  redis.call('ZREM', rq_canceled(run), hex)
+  redis.call('DEL', rq_job(hex))
+  queue(hex, prompt)
+  n.retried = n.retried + 1
+end
+
+for i = 5, #ARGV, 3 do
+  local raw, fingerprint, prompt = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  local hex = to_hex(raw)
+  local entry = ledger_get(run, raw, hex, bits)
+  if not entry then
+    ledger_set(run, raw, hex, bits, fingerprint, 'q', 1)
+    queue(hex, prompt)
+    n.added = n.added + 1
+  elseif entry.fingerprint ~= fingerprint then
+    if may_replace and entry.state == 'q' then
+      -- Whoever holds the old text now will have its result dropped, and the job goes back then.
+      ledger_set(run, raw, hex, bits, fingerprint, 'q', entry.try)
+      redis.call('HSET', rq_job(hex), 'request', prompt)
+      n.replaced = n.replaced + 1
+    elseif may_replace and entry.state == 'f' then
+      try_again(raw, hex, entry, fingerprint, prompt)
+      n.replaced = n.replaced + 1
+    else
+      conflicts[#conflicts + 1] = raw
+    end
+  elseif may_retry and (entry.state == 'f' or entry.state == 'c') then
+    try_again(raw, hex, entry, fingerprint, prompt)
+  else
+    if entry.state == 'q' and redis.call('HEXISTS', rq_job(hex), 'request') == 0 then
+      -- Somebody's tool removed the job (`rq empty`, Job.delete); the ledger still wants it.
+      release(run, hex)
+      queue(hex, prompt)
+      n.restored = n.restored + 1
+    end
+    n[entry.state] = n[entry.state] + 1
+  end
+end
+
+for first = 1, #push, 1000 do
+  redis.call('RPUSH', rq_queue(run), unpack(push, first, math.min(first + 999, #push)))
+end
+if #push > 0 then redis.call('SADD', RQ_QUEUES, rq_queue(run)) end
+count(run, 'total', n.added)
+
+local reply = {'ok', n.added, n.q, n.d, n.f, n.c, n.restored, n.retried, n.replaced}
+for _, raw in ipairs(conflicts) do reply[#reply + 1] = raw end
+return reply

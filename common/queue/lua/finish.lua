@@ -1,0 +1,105 @@
+-- End prompts: entry, ledger, counters, job and lease in one step. The first finisher of a
+-- (key, try) wins, whoever holds the lease.
+--
+-- ARGV: epoch, then twelves: run, uid, key, fingerprint, try, outcome (c f x), row, prompt tokens,
+--   completion tokens, flags (letters: t truncated, e empty), repeat ('1' or ''), reason (one word).
+-- Returns one word an item: ok | duplicate | repeated | changed (another fingerprint) |
+--   unknown (no such run) | untaught (a rebuild has not yet taught this key) | forgotten.
+
+local epoch = ARGV[1]
+local now = now_ms()
+local STATE = {c = 'd', f = 'f', x = 'c'}
+local COUNTER = {c = 'completed', f = 'failed', x = 'cancelled'}
+local reply, runs, active = {}, {}, {}
+
+local function load(run)
+  if not runs[run] then
+    local v = redis.call('HMGET', run_key(run), 'uid', 'bits', 'partitions')
+    runs[run] = {uid = v[1], bits = tonumber(v[2]), partitions = tonumber(v[3])}
+  end
+  return runs[run]
+end
+
+local function end_job(run, hex, outcome)
+  release(run, hex)
+  redis.call('ZREM', parked_key(run), hex)
+  if outcome ~= 'f' then
+    redis.call('UNLINK', rq_job(hex))
+    redis.call('ZREM', rq_canceled(run), hex)
+    return
+  end
+  -- A failed job stays for `rq requeue`, with its request and without expiry.
+  redis.call('HSET', rq_job(hex), 'status', 'failed')
+  redis.call('HDEL', rq_job(hex), 'holder')
+  redis.call('PERSIST', rq_job(hex))
+  redis.call('ZADD', rq_failed(run), FAR_FUTURE_S, hex)
+end
+
+local function accept(run, state, raw, hex, item)
+  redis.call('XADD', results_key(run, partition_of(raw, state.partitions)), '*', 'k', raw,
+    'f', item.fingerprint, 't', item.try, 'o', item.outcome, 'r', item.row, 'i', item.input,
+    'n', item.output)
+  ledger_set(run, raw, hex, state.bits, item.fingerprint, STATE[item.outcome], item.try)
+  end_job(run, hex, item.outcome)
+  count(run, COUNTER[item.outcome], 1)
+  count(run, 'stream_bytes', #item.row + 100)
+  count(run, 'stream_entries', 1)
+  if item.outcome == 'f' then note_fault(run, item.reason) end
+  if item.outcome == 'c' then
+    redis.call('HDEL', run_key(run), 'faults')
+    count(run, 'input_tokens', tonumber(item.input))
+    count(run, 'output_tokens', tonumber(item.output))
+    if string.find(item.flags, 't', 1, true) then count(run, 'truncated', 1) end
+    if string.find(item.flags, 'e', 1, true) then count(run, 'empty', 1) end
+    local bucket = string.format('%.0f', math.floor(now / 5000))
+    redis.call('HINCRBY', rate_key(run), bucket, 1)
+  end
+  active[run] = true
+end
+
+local function finish(run, uid, raw, item)
+  local state = load(run)
+  if not state.uid then
+    return redis.call('EXISTS', tombstone_key(run)) == 1 and 'forgotten' or 'unknown'
+  end
+  if state.uid ~= uid then return 'forgotten' end
+  local hex = to_hex(raw)
+  local entry = ledger_get(run, raw, hex, state.bits)
+  if not entry then return 'untaught' end
+  if entry.fingerprint ~= item.fingerprint then
+    count(run, 'changed_dropped', 1)
+    if entry.state == 'q' and redis.call('HGET', rq_job(hex), 'holder') == epoch then
+      release(run, hex)
+      redis.call('HSET', rq_job(hex), 'status', 'queued')
+      redis.call('HDEL', rq_job(hex), 'holder')
+      redis.call('LPUSH', rq_queue(run), hex)
+    end
+    return 'changed'
+  end
+  if entry.state ~= 'q' or entry.try ~= tonumber(item.try) then
+    if item.again == '1' then return 'repeated' end
+    count(run, 'duplicates_dropped', 1)
+    return 'duplicate'
+  end
+  accept(run, state, raw, hex, item)
+  return 'ok'
+end
+
+for i = 2, #ARGV, 12 do
+  reply[#reply + 1] = finish(ARGV[i], ARGV[i + 1], ARGV[i + 2], {
+    fingerprint = ARGV[i + 3], try = ARGV[i + 4], outcome = ARGV[i + 5], row = ARGV[i + 6],
+    input = ARGV[i + 7], output = ARGV[i + 8], flags = ARGV[i + 9], again = ARGV[i + 10],
+    reason = ARGV[i + 11]})
+end
+
+for run in pairs(active) do
+  note_activity(run, now)
+  -- Ten minutes of 5-second buckets are enough for every window; older ones go in one sweep.
+  if redis.call('HLEN', rate_key(run)) > 240 then
+    local oldest = math.floor(now / 5000) - 120
+    for _, bucket in ipairs(redis.call('HKEYS', rate_key(run))) do
+      if tonumber(bucket) < oldest then redis.call('HDEL', rate_key(run), bucket) end
+    end
+  end
+end
+return reply

@@ -1,0 +1,33 @@
+-- Give leased jobs back to the front of their queues. Works when Redis is full.
+--
+-- ARGV: epoch, why ('' nothing charged | 'death' the server died with it), then pairs: run, key.
+-- Jobs that were in flight at two server deaths are parked: the claim hands them out alone.
+-- Returns one word a pair: queued | parked | not_held.
+
+begin_even_when_full()
+local epoch, why = ARGV[1], ARGV[2]
+local now = now_ms()
+local reply = {}
+
+local function give_back(run, raw)
+  local hex = to_hex(raw)
+  if redis.call('HGET', rq_job(hex), 'holder') ~= epoch then return 'not_held' end
+  if not redis.call('ZSCORE', leases_key(run), hex) then return 'not_held' end
+  release(run, hex)
+  redis.call('HDEL', rq_job(hex), 'holder')
+  redis.call('HSET', rq_job(hex), 'status', 'queued')
+  if why == 'death' and redis.call('HINCRBY', rq_job(hex), 'deaths', 1) >= 2 then
+    redis.call('ZADD', parked_key(run), now, hex)
+    return 'parked'
+  end
+  if redis.call('HGET', rq_job(hex), 'alone') then
+    redis.call('ZADD', parked_key(run), now, hex)
+    return 'parked'
+  end
+  redis.call('LPUSH', rq_queue(run), hex)
+  return 'queued'
+end
+
+-- Backwards, so that the first of the batch ends up first in the queue.
+for i = #ARGV - 1, 3, -2 do table.insert(reply, 1, give_back(ARGV[i], ARGV[i + 1])) end
+return reply

@@ -1,0 +1,138 @@
+-- What every script shares: conversions, the ledger's layout, leases, the counters.
+-- Times are milliseconds of Redis TIME; no client's clock decides anything.
+
+local FAR_FUTURE_S = 4102444800
+-- Members of RQ's started registry are scored with the year 2100, since any reader of its count
+-- (`rq info` among them) fails or requeues what it thinks has expired.
+
+local function to_hex(raw)
+  local a, b, c, d = struct.unpack('>I4I4I4I4', raw)
+  return string.format('%08x%08x%08x%08x', a, b, c, d)
+end
+
+local function is_job_id(text)
+  return #text == 32 and not string.find(text, '[^0-9a-f]')
+end
+
+local function to_raw(hex)
+  return struct.pack('>I4I4I4I4', tonumber(string.sub(hex, 1, 8), 16),
+    tonumber(string.sub(hex, 9, 16), 16), tonumber(string.sub(hex, 17, 24), 16),
+    tonumber(string.sub(hex, 25, 32), 16))
+end
+
+local function bucket_of(run, hex, bits)
+  local number = math.floor(tonumber(string.sub(hex, 1, 8), 16) / 2 ^ (32 - bits))
+  return ledger_stem(run) .. string.format('%x', number)
+end
+
+local function field_of(raw, bits)
+  return string.sub(raw, math.floor(bits / 8) + 1)
+end
+
+-- A ledger value is fingerprint (8 bytes), state (1 byte), try (digits, nothing for the first).
+local function ledger_entry(value)
+  return {
+    fingerprint = string.sub(value, 1, 8),
+    state = string.sub(value, 9, 9),
+    try = tonumber(string.sub(value, 10)) or 1,
+  }
+end
+
+local function ledger_value(fingerprint, state, try)
+  local number = tonumber(try)
+  return fingerprint .. state .. (number > 1 and string.format('%d', number) or '')
+end
+
+local function ledger_get(run, raw, hex, bits)
+  local value = redis.call('HGET', bucket_of(run, hex, bits), field_of(raw, bits))
+  return value and ledger_entry(value) or nil
+end
+
+local function ledger_set(run, raw, hex, bits, fingerprint, state, try)
+  redis.call('HSET', bucket_of(run, hex, bits), field_of(raw, bits),
+    ledger_value(fingerprint, state, try))
+end
+
+-- The hex key of a field in bucket number `bucket`: whole bytes of the bucket, then the field.
+local function hex_of(bucket, field, bits)
+  local bytes = math.floor(bits / 8)
+  local head = math.floor(bucket / 2 ^ (bits % 8))
+  local text = bytes > 0 and string.format('%0' .. (2 * bytes) .. 'x', head) or ''
+  return text .. (string.gsub(field, '.', function(c) return string.format('%02x', string.byte(c)) end))
+end
+
+local function partition_of(raw, partitions)
+  if partitions == 1 then return 0 end
+  local words, rest = {struct.unpack('>I4I4I4I4', raw)}, 0
+  for i = 1, 4 do rest = (rest * 4294967296 + words[i]) % partitions end
+  return rest
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+local function server_run_id()
+  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+end
+
+-- A full Redis refuses a script at its first write unless that write can only free memory.
+local function begin_even_when_full()
+  redis.call('DEL', RUNS .. ':none')
+end
+
+local function count(run, counter, by)
+  if by ~= 0 then redis.call('HINCRBY', counts_key(run), counter, by) end
+end
+
+-- Take a job out of all that says somebody works on it.
+local function release(run, hex)
+  local holder = redis.call('HGET', rq_job(hex), 'holder')
+  redis.call('ZREM', leases_key(run), hex)
+  if holder then redis.call('ZREM', rq_started(run), hex .. ':' .. holder) end
+end
+
+local function lease(run, hex, epoch, deadline_ms)
+  redis.call('ZADD', leases_key(run), deadline_ms, hex)
+  redis.call('ZADD', rq_started(run), FAR_FUTURE_S, hex .. ':' .. epoch)
+end
+
+-- Time in which something happened: gaps longer than a minute are another sitting.
+local function note_activity(run, now)
+  local last = tonumber(redis.call('HGET', run_key(run), 'last_active_ms') or now)
+  count(run, 'active_ms', math.max(0, math.min(now - last, 60000)))
+  redis.call('HSET', run_key(run), 'last_active_ms', string.format('%.0f', now))
+end
+
+local function job_data(hex)
+  return '["workers.group.generate",null,["' .. hex .. '"],{}]'
+end
+
+local function write_job(run, hex, prompt, timeout_s, state)
+  redis.call('HSET', rq_job(hex), 'data', job_data(hex), 'origin', run, 'status', state,
+    'timeout', timeout_s, 'request', prompt)
+end
+
+local FAULTS_IN_A_ROW = 20
+
+-- Faults with no success between them anywhere in the run: something is wrong with all of it. What
+-- is leased now may still succeed, so that many more are allowed.
+local function note_fault(run, reason)
+  local faults = redis.call('HINCRBY', run_key(run), 'faults', 1)
+  if faults < FAULTS_IN_A_ROW + redis.call('ZCARD', leases_key(run)) then return end
+  if redis.call('HEXISTS', run_key(run), 'paused') == 1 then return end
+  redis.call('HSET', run_key(run), 'paused', string.format(
+    '%d faults in a row and no success, the last one: %s', faults, reason))
+end
+
+-- For the one process that reconciles or ends a run: nil while it may go on, else why it may not.
+-- Its lease lasts on with each call. Redis may have restarted since the process began, and perhaps
+-- has forgotten what it was told; then all of it is to be done again.
+local function maintenance_refused(run, uid, run_id, token)
+  if redis.call('HGET', run_key(run), 'uid') ~= uid then return 'unknown' end
+  if server_run_id() ~= run_id then return 'restarted' end
+  if redis.call('GET', maintenance_key(run)) ~= token then return 'lost' end
+  redis.call('PEXPIRE', maintenance_key(run), 60000)
+  return nil
+end

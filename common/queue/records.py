@@ -1,0 +1,101 @@
+"""What the queue hands out besides `common.models`: ledger entries, replies, a run's state."""
+
+from typing import Any
+
+import msgspec
+
+from common.models import RunRecord, State
+
+STATES: dict[bytes, State] = {b"q": "queued", b"d": "completed", b"f": "failed", b"c": "cancelled"}
+"""The ledger's letters."""
+
+
+class LedgerEntry(msgspec.Struct, frozen=True):
+    """What the ledger holds of one key; `fingerprint` is 8 bytes."""
+
+    fingerprint: bytes
+    state: State
+    try_: int
+
+    @classmethod
+    def read(cls, value: bytes) -> "LedgerEntry":
+        """Read a ledger value (layout: `common.names`)."""
+        return cls(value[:8], STATES[value[8:9]], int(value[9:] or b"1"))
+
+
+class AddReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call of `Ledger.add` found and did; counts of prompts.
+
+    Attributes:
+        added: New keys, queued by this call.
+        queued, completed, failed, cancelled: Known keys by their state, untouched.
+        restored: Of the queued ones, those whose job had been removed and is back.
+        retried: Failed or cancelled keys that got a new try.
+        replaced: Keys that took the new text.
+        conflicts: Keys (16 bytes) with another fingerprint, untouched.
+    """
+
+    added: int
+    queued: int
+    completed: int
+    failed: int
+    cancelled: int
+    restored: int
+    retried: int
+    replaced: int
+    conflicts: list[bytes]
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as Redis knows it at one instant.
+
+    Attributes:
+        paused: Why, None while it is not.
+        sealed: Its producers' last call said that no more will come, and none is open.
+        open_producers: Source -> what is known of the producer that has begun and not ended.
+        pinned: Identity of the model that the first server had, None before any.
+        reconciled: Redis run_id for which Redis and the store were last brought together.
+        last_active_ms: Redis TIME of the last claim or finish, 0 before any.
+    """
+
+    record: RunRecord
+    paused: str | None
+    cancelled: bool
+    sealed: bool
+    open_producers: dict[str, str]
+    pinned: dict[str, Any] | None
+    reconciled: str | None
+    priority: int
+    created_ms: int
+    last_active_ms: int
+
+
+class ClaimReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The jobs of one claim, and why there are not more.
+
+    Attributes:
+        why: ok, suspended, no_slot, full, unreconciled, paused or empty.
+        alone: Whether the one job is a suspect that must be tried by itself.
+    """
+
+    why: str
+    claims: list[Any]
+    alone: bool = False
+
+
+class SlotReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a request for slots.
+
+    Attributes:
+        what: granted, refused, settle or wait.
+        slots: Granted slots.
+        other: refused: the other worker group; settle: the dead holder's epoch.
+        rid_prefix: settle: whose requests to abort first.
+        wait_ms: wait: until when to ask again.
+    """
+
+    what: str
+    slots: int = 0
+    other: str = ""
+    rid_prefix: str = ""
+    wait_ms: int = 0

@@ -1,0 +1,189 @@
+"""The runs that this Redis knows: creation, state, producers, pause. Sync, one call a round trip."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, cast
+
+import msgspec
+import redis
+
+from common import connect, names
+from common.errors import ConflictError, StateLostError
+from common.models import Counts, RunRecord
+from common.queue.records import RunState
+from common.queue.scripts import call
+
+_FIXED = ("params", "output", "partitions")
+"""What a later call may not change."""
+
+PRIORITY_STEP_MS = 10**13
+"""Claim order is one score: priority first (higher is earlier), then age in ms."""
+
+
+class Runs:
+    """Every run in one Redis.
+
+    All calls raise `RedisUnusableError`, or `RedisFullError` when there is no room.
+    """
+
+    def __init__(self, client: "redis.Redis", *, where: str = "") -> None:
+        self._client = client
+        self._where = where or "the given address"
+
+    def create(self, record: RunRecord, *, priority: int = 0) -> RunRecord:
+        """Create the run, or join the one that is there.
+
+        Returns:
+            The stored record: `record`, or an earlier one with the same parameters.
+
+        Raises:
+            ConflictError: The run exists with another value; names the field and both values.
+        """
+        with self._errors():
+            created_ms = self._now_ms()
+            reply = call(
+                self._client,
+                "create_run",
+                record.run,
+                record.uid,
+                msgspec.json.encode(record),
+                record.bits,
+                record.partitions,
+                priority,
+                created_ms,
+                created_ms - priority * PRIORITY_STEP_MS,
+            )
+        stored = msgspec.json.decode(cast("bytes", reply), type=RunRecord)
+        refuse_change(stored, record)
+        return stored
+
+    def get(self, name: str) -> RunRecord | None:
+        """Read a run's record; None when this Redis does not know the run."""
+        with self._errors():
+            raw = self._client.hget(names.run(name), "record")
+        return msgspec.json.decode(cast("bytes", raw), type=RunRecord) if raw else None
+
+    def names(self) -> list[str]:
+        """List the runs in claim order."""
+        with self._errors():
+            return [raw.decode() for raw in self._client.zrange(names.RUNS, 0, -1)]
+
+    def state(self, name: str) -> RunState | None:
+        """Read all that Redis says of a run besides its counters; None when it is unknown."""
+        with self._errors(), self._client.pipeline(transaction=True) as pipe:
+            pipe.hgetall(names.run(name))
+            pipe.hgetall(names.open_producers(name))
+            members, producers = pipe.execute()
+        if b"record" not in members:
+            return None
+        text = {key.decode(): value for key, value in members.items()}
+        pinned = text.get("pinned")
+        return RunState(
+            record=msgspec.json.decode(text["record"], type=RunRecord),
+            paused=text["paused"].decode() if "paused" in text else None,
+            cancelled="cancelled" in text,
+            sealed=text.get("seal") == b"1" and not producers,
+            open_producers={key.decode(): value.decode() for key, value in producers.items()},
+            pinned=msgspec.json.decode(pinned) if pinned else None,
+            reconciled=text["reconciled"].decode() if "reconciled" in text else None,
+            priority=int(text.get("priority", 0)),
+            created_ms=int(text.get("created_ms", 0)),
+            last_active_ms=int(float(text.get("last_active_ms", 0))),
+        )
+
+    def counts(self, name: str) -> Counts:
+        """Read the run's counters by one script, so that they add up."""
+        with self._errors():
+            reply = cast("list[Any]", call(self._client, "counts", name))
+        in_flight = int(reply[0])
+        values = {
+            raw.decode(): int(value)
+            for raw, value in zip(reply[3::2], reply[4::2], strict=True)
+            if raw.decode() in Counts.__struct_fields__
+        }
+        ended = sum(values.get(part, 0) for part in ("completed", "failed", "cancelled"))
+        queued = values.get("total", 0) - ended - in_flight
+        return Counts(**{**values, "in_flight": in_flight, "queued": queued})
+
+    def completions_per_bucket(self, name: str) -> tuple[int, dict[int, int]]:
+        """Read (Redis TIME in ms, {5-second bucket: completions}) for a rate over a window."""
+        with self._errors():
+            raw = self._client.hgetall(names.rate(name))
+            return self._now_ms(), {int(bucket): int(value) for bucket, value in raw.items()}
+
+    def open_producer(self, name: str, source: str, about: str) -> None:
+        """Register a producer: the run is not sealed until it has ended."""
+        with self._errors():
+            self._client.hset(names.open_producers(name), source, about)
+
+    def close_producer(self, name: str, source: str, *, sealed: bool) -> None:
+        """End a producer; its last word says whether more will come."""
+        with self._errors(), self._client.pipeline(transaction=True) as pipe:
+            pipe.hdel(names.open_producers(name), source)
+            pipe.hset(names.run(name), "seal", "1" if sealed else "0")
+            pipe.execute()
+
+    def next_inputs_seq(self, name: str) -> int:
+        """Take the next number for an object of `inputs/`."""
+        with self._errors():
+            return int(self._client.hincrby(names.run(name), "inputs_seq", 1))
+
+    def pause(self, name: str, reason: str) -> None:
+        """Stop claims; what is in flight ends normally."""
+        self._require(name)
+        with self._errors():
+            self._client.hset(names.run(name), "paused", reason)
+
+    def resume(self, name: str) -> None:
+        """Lift a pause."""
+        self._require(name)
+        with self._errors():
+            self._client.hdel(names.run(name), "paused", "faults")
+
+    def pin(self, name: str, identity: dict[str, Any]) -> dict[str, Any]:
+        """Pin the model of the first server; returns what is pinned, this or an earlier one."""
+        with self._errors():
+            self._client.hsetnx(names.run(name), "pinned", msgspec.json.encode(identity))
+            raw = self._client.hget(names.run(name), "pinned")
+        return cast("dict[str, Any]", msgspec.json.decode(cast("bytes", raw)))
+
+    def tombstoned(self, name: str) -> bool:
+        """Tell whether the run was forgotten on purpose within the last 24 hours."""
+        with self._errors():
+            return bool(self._client.exists(names.tombstone(name)))
+
+    def _require(self, name: str) -> None:
+        if self.get(name) is None:
+            raise StateLostError(
+                f"Redis at {self._where} has no run {name!r}: `producer runs` lists what it has"
+            )
+
+    def _now_ms(self) -> int:
+        seconds, micros = cast("tuple[int, int]", self._client.time())
+        return seconds * 1000 + micros // 1000
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except connect.REDIS_ERRORS as error:
+            raise connect.mapped(error, self._where) from error
+
+
+def refuse_change(stored: RunRecord, asked: RunRecord) -> None:
+    """Raise ConflictError where a fixed member of the run differs from what is asked now."""
+    for field in _FIXED:
+        have, want = getattr(stored, field), getattr(asked, field)
+        if have == want:
+            continue
+        if field == "params":
+            differs = [
+                part
+                for part in type(have).__struct_fields__
+                if getattr(have, part) != getattr(want, part)
+            ]
+            field, have, want = differs[0], getattr(have, differs[0]), getattr(want, differs[0])
+        raise ConflictError(
+            f"run {stored.run!r} exists with {field} {have!r}, this call says {want!r}: give the "
+            "same value, or another --run"
+        )

@@ -1,0 +1,84 @@
+"""Load Headrace's Lua scripts: one file a script, with a prelude made from `common.names`.
+
+The prelude gives each script the name builders, so that Lua spells no key of its own, and the
+conversions between a key's 16 bytes, its job id in hex and its place in the ledger.
+"""
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import redis
+from redis.commands.core import Script
+
+from common import names
+
+_BUILDERS = {
+    "run_key": names.run,
+    "counts_key": names.counts,
+    "ledger_stem": names.ledger_stem,
+    "leases_key": names.leases,
+    "parked_key": names.parked,
+    "rate_key": names.rate,
+    "tombstone_key": names.tombstone,
+    "maintenance_key": names.maintenance,
+    "open_key": names.open_producers,
+    "sinks_key": names.sinks,
+    "set_aside_key": names.set_aside,
+    "slots_key": names.slots,
+    "rq_queue": names.rq_queue,
+    "rq_started": names.rq_started,
+    "rq_failed": names.rq_failed,
+    "rq_canceled": names.rq_canceled,
+    "rq_job": names.rq_job,
+}
+
+
+@cache
+def source(name: str) -> str:
+    """Read `lua/NAME.lua` and put the prelude before it."""
+    folder = files("common.queue") / "lua"
+    lines = [_builder(lua_name, build("\0")) for lua_name, build in _BUILDERS.items()]
+    lines.append(f"local RUNS = {names.RUNS!r}")
+    lines.append(f"local RQ_QUEUES = {names.RQ_QUEUES!r}")
+    lines.append(f"local RQ_SUSPENDED = {names.RQ_SUSPENDED!r}")
+    lines.append(_partition_builder("results_key", names.results("\0", 0)))
+    lines.append(_partition_builder("sink_key", names.sink("\0", 0)))
+    prelude = (folder / "prelude.lua").read_text(encoding="utf-8")
+    body = (folder / f"{name}.lua").read_text(encoding="utf-8")
+    return "\n".join([*lines, prelude, body])
+
+
+def script(client: "redis.Redis", name: str) -> Script:
+    """Give the callable script `name`; redis-py sends EVALSHA and loads it where it is missing."""
+    return client.register_script(source(name))
+
+
+def call(client: "redis.Redis", name: str, *args: Any) -> Any:
+    """Run a script once; its keys follow from its arguments (Redis Cluster is not supported)."""
+    return _prepared(client, name)(keys=[], args=args)
+
+
+def _prepared(client: "redis.Redis", name: str) -> Script:
+    prepared: dict[str, Script] | None = getattr(client, "_headrace_scripts", None)
+    if prepared is None:
+        prepared = {}
+        client._headrace_scripts = prepared  # type: ignore[attr-defined]  # noqa: SLF001
+    if name not in prepared:
+        prepared[name] = script(client, name)
+    return prepared[name]
+
+
+def _builder(lua_name: str, pattern: str) -> str:
+    before, after = pattern.split("\0")
+    ending = f" .. {after!r}" if after else ""
+    return f"local function {lua_name}(run) return {before!r} .. run{ending} end"
+
+
+def _partition_builder(lua_name: str, pattern: str) -> str:
+    before, after = pattern.removesuffix("00").split("\0")
+    number = "string.format('%02d', partition)"
+    return (
+        f"local function {lua_name}(run, partition) "
+        f"return {before!r} .. run .. {after!r} .. {number} end"
+    )

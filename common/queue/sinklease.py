@@ -1,0 +1,293 @@
+"""One partition of a run as its sink holds it: the lease, the intent, the acknowledgement.
+
+There is no consumer group. A sink reads its stream from the start; the stream itself is the list
+of what is pending, and an entry leaves it only by the XDEL of `close`. So there is no pending
+list, no group and no consumer name that could be lost, and nothing that two readers could be dealt
+apart.
+
+The lease carries a random token that every script compares for equality: a counter would repeat
+after a rewind of Redis, and the sink of the past would pass for the one of today.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from common import connect
+from common.models import RunRecord
+from common.queue.scripts import call
+
+if TYPE_CHECKING:
+    import redis
+
+LEASE_MS = 30_000
+"""How long a sink may be silent before another takes its partitions."""
+
+
+class Intent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a batch will hold, written down before anything of it is stored.
+
+    Attributes:
+        seq: The batch's sequence within its partition, from 1.
+        first, last: Ids of its first and last stream entry.
+        rows: How many entries.
+    """
+
+    seq: int
+    first: str
+    last: str
+    rows: int
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a partition stands, as the sink that has just taken it reads it.
+
+    Attributes:
+        seq: The last closed sequence.
+        intent: Of the sequence after it, None when none is begun.
+        tries: How often that intent was attempted without coming to its end.
+        limit: Most rows of the next batches, None without limit: one before them kept failing.
+    """
+
+    seq: int
+    intent: Intent | None
+    tries: int
+    limit: int | None
+
+
+class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition at one instant; `first` is the id of the oldest entry, empty without one."""
+
+    entries: int
+    first: str
+    token: str
+    deadline_ms: int
+    seq: int
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sink sees of a run at one instant.
+
+    Attributes:
+        now_ms: Redis TIME.
+        reconciled: Whether Redis and the store were brought together since Redis started.
+        sealed: No more prompts will come.
+        stream_bytes: What waits in all its streams together.
+        sinks: How many sinks serve the run.
+        ended: Signature of the state for which `_SUCCESS` was written, empty when never.
+    """
+
+    now_ms: int
+    reconciled: bool
+    sealed: bool
+    cancelled_run: bool
+    total: int
+    completed: int
+    failed: int
+    cancelled: int
+    stream_bytes: int
+    sinks: int
+    ended: str
+    partitions: list[PartitionView]
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether no prompt is left that could still bring an entry."""
+        return self.sealed and self.completed + self.failed + self.cancelled == self.total
+
+    @property
+    def entries(self) -> int:
+        """What waits in all streams together."""
+        return sum(partition.entries for partition in self.partitions)
+
+
+class PartitionLostError(Exception):
+    """This sink may not go on with the partition; `why` is the script's word.
+
+    unknown: the run has gone; unreconciled: all waits for a reconcile; held, lost: another sink
+    has it; changed: Redis holds another intent than this sink knows. Nothing was written.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def new_token() -> str:
+    """Draw a sink's token: 32 hex digits that no other sink ever had."""
+    return secrets.token_hex(16)
+
+
+class PartitionLease:
+    """One partition in the hands of one sink.
+
+    Calls raise `PartitionLostError` when the sink must start over with the partition, and
+    `RedisUnusableError` when Redis cannot be reached.
+    """
+
+    def __init__(
+        self,
+        client: "redis.Redis",
+        record: RunRecord,
+        *,
+        partition: int,
+        token: str,
+    ) -> None:
+        self._client = client
+        self._record = record
+        self.partition = partition
+        self.token = token
+
+    def take(self, *, lease_ms: int = LEASE_MS) -> Standing:
+        """Take the partition, or renew it."""
+        reply = self._call("take", lease_ms)
+        text = cast("bytes", reply[2])
+        return Standing(
+            seq=int(reply[1]),
+            intent=msgspec.json.decode(text, type=Intent) if text else None,
+            tries=int(reply[3]),
+            limit=int(reply[4]) or None,
+        )
+
+    def intend(self, intent: Intent) -> None:
+        """Write down what the next sequence will hold."""
+        self._call("intend", intent.seq, msgspec.json.encode(intent))
+
+    def attempt(self, intent: Intent) -> int:
+        """Count an attempt at the intent before it is made; returns how many there were."""
+        return int(self._call("attempt", msgspec.json.encode(intent), 1)[1])
+
+    def excuse(self, intent: Intent) -> None:
+        """Take the attempt back: the store was to blame, not the batch."""
+        self._call("attempt", msgspec.json.encode(intent), -1)
+
+    def close(
+        self,
+        intent: Intent,
+        *,
+        entries: Sequence[tuple[str, int]] = (),
+        stored_rows: int = 0,
+        stored_bytes: int = 0,
+        limit: int | None = None,
+    ) -> None:
+        """Acknowledge a sequence whose manifest stands.
+
+        Args:
+            intent: As it was written down; the script compares it.
+            entries: (entry id, length of its row in bytes) of what the manifest commits; none for
+                a void.
+            stored_rows: Records that it commits.
+            stored_bytes: Bytes of its objects.
+            limit: Most rows of the next batches.
+        """
+        flat = [part for entry in entries for part in entry]
+        self._call(
+            "close",
+            msgspec.json.encode(intent),
+            intent.seq,
+            stored_rows,
+            stored_bytes,
+            limit or "",
+            *flat,
+        )
+
+    def distrust(self, intent: Intent) -> None:
+        """Have the whole run reconciled: the store holds what this Redis has forgotten."""
+        self._call("distrust", msgspec.json.encode(intent))
+
+    def complain(self, why: str) -> None:
+        """Say for `producer status` why nothing is stored; the next batch takes it back."""
+        self._call("complain", why)
+
+    def release(self) -> None:
+        """Give the partition up, so that another sink need not wait for the lease's end."""
+        self._call("release")
+
+    def set_aside(self, entry_id: str, replacement: "Replacement | None") -> None:
+        """Take an entry that cannot be stored out of the stream.
+
+        Args:
+            entry_id: Its stream id.
+            replacement: The failure that takes its place; None when it names no key: then it is
+                kept in a hash for people to look at.
+        """
+        new = replacement or Replacement()
+        fixed = (self._record.run, self._record.uid, self.partition, self.token, entry_id)
+        ends = (new.key, new.try_, new.outcome, new.row, new.prompt, new.job_timeout_s)
+        with connect.mapping_errors(self._client):
+            reply = call(self._client, "sink_set_aside", *fixed, *ends)
+        if reply[0] not in {b"ok", b"gone"}:
+            raise PartitionLostError(reply[0].decode())
+
+    def _call(self, operation: str, *args: Any) -> list[Any]:
+        fixed = (self._record.run, self._record.uid, self.partition, self.token)
+        with connect.mapping_errors(self._client):
+            reply = cast(
+                "list[Any]", call(self._client, "sink_partition", operation, *fixed, *args)
+            )
+        if reply[0] != b"ok":
+            raise PartitionLostError(reply[0].decode())
+        return reply
+
+
+class Replacement(msgspec.Struct, frozen=True, kw_only=True):
+    """The failure that takes the place of an entry that cannot be stored.
+
+    Attributes:
+        key: 16 bytes, empty for an entry that names none.
+        outcome: Letter of the outcome that the entry had: c, f or x.
+        row: `FailureRow` as JSON.
+        prompt: JSON of the `Prompt`, so that the failed job can be queued again.
+    """
+
+    key: bytes = b""
+    try_: int = 1
+    outcome: str = "c"
+    row: bytes = b""
+    prompt: bytes = b""
+    job_timeout_s: int = 0
+
+
+def look(
+    client: "redis.Redis",
+    record: RunRecord,
+    *,
+    token: str,
+    present_ms: int = LEASE_MS,
+) -> RunView | None:
+    """See the run as it is at this instant, and be counted among its sinks.
+
+    Returns:
+        None when Redis does not know the run, or knows another of its name.
+    """
+    with connect.mapping_errors(client):
+        reply = cast(
+            "list[Any]", call(client, "sink_look", record.run, record.uid, token, present_ms)
+        )
+    if reply[0] == b"unknown":
+        return None
+    return RunView(
+        now_ms=int(reply[1]),
+        reconciled=bool(reply[2]),
+        sealed=bool(reply[3]),
+        cancelled_run=bool(reply[4]),
+        total=int(reply[5]),
+        completed=int(reply[6]),
+        failed=int(reply[7]),
+        cancelled=int(reply[8]),
+        stream_bytes=int(reply[9]),
+        sinks=int(reply[10]),
+        ended=reply[11].decode(),
+        partitions=[
+            PartitionView(
+                entries=int(part[0]),
+                first=part[1].decode(),
+                token=part[2].decode(),
+                deadline_ms=int(part[3]),
+                seq=int(part[4]),
+            )
+            for part in zip(*[iter(reply[12:])] * 5, strict=True)
+        ],
+    )

@@ -1,0 +1,67 @@
+"""Wait for a store that is away: the loop outside boto3's own, which gives up within seconds."""
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from common.errors import StoreUnusableError
+
+T = TypeVar("T")
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+
+
+def outer_retry(
+    call: Callable[[], T],
+    *,
+    deadline_s: float | None = None,
+    on_wait: Callable[[StoreUnusableError, float], None] | None = None,
+    sleep: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> T:
+    """Repeat a call of the store until it succeeds or nothing but a change can help.
+
+    Args:
+        call: Something that may be repeated: all calls of `ObjectStore` may.
+        deadline_s: How long to go on after the first failure; None goes on for ever.
+        on_wait: Told the error and the seconds until the next try, before each wait. It may raise
+            to end the waiting.
+        sleep: How to wait; it may raise to end the waiting, as when a process is to stop.
+        clock: Seconds on a clock that never goes back.
+
+    Returns:
+        What `call` returned.
+
+    Raises:
+        StoreUnusableError: The last failure, when it is not retryable or time is over.
+    """
+    tries = 0
+    end: float | None = None
+    while True:
+        try:
+            return call()
+        except StoreUnusableError as error:
+            if not error.retryable:
+                raise
+            now = clock()
+            if deadline_s is not None:
+                end = now + deadline_s if end is None else end
+                if now >= end:
+                    raise
+            delay_s = full_jitter_s(tries)
+            delay_s = delay_s if end is None else min(delay_s, end - now)
+            tries += 1
+            if on_wait is not None:
+                on_wait(error, delay_s)
+        sleep(delay_s)
+
+
+def full_jitter_s(tries: int) -> float:
+    """Draw a delay between 0 and a bound that doubles with each try, up to 30 s.
+
+    Many sinks that were stopped by one outage so come back one by one.
+    """
+    bound_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(tries, 16))
+    return random.uniform(0.0, bound_s)  # noqa: S311 - spreading, not secrecy

@@ -1,0 +1,296 @@
+"""Keep objects below a prefix of an S3 bucket, on Amazon's and on others' servers.
+
+Settings are for the least of them: no checksum trailers (they break several servers over TLS, or
+end up in the object), Content-MD5 in their place, single PUTs only, no Content-Encoding.
+
+Failures:
+    answer lost, then repeated    boto3's own repetition may meet our first success as 412: what is
+                                  there is compared by the hash of its rows, and equal is success
+    409                           another write was under way: tried again
+    credentials run out           the session is made anew from ~/.aws or the machine's role, once
+                                  a call; without new ones the call fails and is retryable
+    condition not honoured        `probe` sees it in the very bucket; each write then looks first
+"""
+
+import hashlib
+import re
+import secrets
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
+
+from common.errors import StoreUnusableError, UsageError
+from common.store import s3_errors
+from common.store.base import StoredObject
+from common.store.identity import checked_name, holds_same, identity_of
+from common.store.retry import full_jitter_s
+from common.store.s3_client import RenewingClient, checksum_setting
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+T = TypeVar("T")
+
+SDK_ATTEMPTS = 5
+
+_WRITE_TRIES = 8
+_READ_TRIES = 3
+_ROWS_SHA256 = "rows-sha256"
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}")
+_SEGMENT = re.compile(r"[A-Za-z0-9._=-]+")
+_CONTENT_TYPES = {
+    ".zst": "application/zstd",
+    ".json": "application/json",
+    ".parquet": "application/vnd.apache.parquet",
+}
+_FOREIGN_ERRORS = (ClientError, BotoCoreError, HTTPError)
+
+
+class S3Store:
+    """A prefix of a bucket as store. Threads may share it; a forked process gets its own client.
+
+    Args:
+        bucket: Name of a bucket that exists.
+        prefix: Below which all names lie; segments of letters, digits, `.`, `_`, `=`, `-`.
+        endpoint_url: Another S3 than Amazon's; None leaves it to AWS_ENDPOINT_URL_S3 and ~/.aws.
+        sdk_attempts: How often boto3 itself tries a request, within some 20 s.
+        sleep: How to wait between two tries of ours.
+
+    Raises:
+        UsageError: The bucket's or prefix's name would be mangled by some servers.
+        StoreUnusableError: The profile does not exist, or boto3 refuses its settings.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint_url: str | None = None,
+        sdk_attempts: int = SDK_ATTEMPTS,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._bucket = _checked_bucket(bucket)
+        prefix = _checked_prefix(prefix)
+        self._stem = f"{prefix}/" if prefix else ""
+        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        self.conditional = False
+        self._condition: dict[str, Any] = {"IfNoneMatch": "*"}
+        self._sleep = sleep
+        # Directory buckets know no Content-MD5 and do not list in order; they take checksums.
+        self._express = bucket.endswith("--x-s3")
+        self._checksums = checksum_setting(express=self._express)
+        with self._mapped("opening a session"):
+            self._client = RenewingClient(
+                endpoint_url, sdk_attempts=sdk_attempts, checksums=self._checksums
+            )
+
+    def probe(self) -> None:
+        """Write, read and list an object in the very prefix; find out about conditions."""
+        name = f"_probe/{secrets.token_hex(8)}"
+        first, second = b"first", b"second"
+        with self._mapped("PutObject"):
+            self._probe_first(name, first)
+        stored_twice = self._write_once(name, second) == "written"
+        self.conditional = not stored_twice
+        expected = second if stored_twice else first
+        if self.get(name) != expected:
+            raise StoreUnusableError(
+                f"GetObject on {self.url}: other bytes come back than were written; this server "
+                "or a proxy before it alters objects"
+            )
+        if [found.name for found in self.list(name)] != [name]:
+            raise StoreUnusableError(
+                f"ListObjectsV2 on {self.url}: an object that was just written is not listed"
+            )
+        with suppress(StoreUnusableError):  # a sink needs no right to delete
+            self.delete(name)
+
+    def put_if_absent(self, name: str, data: bytes, *, rows_sha256: str = "") -> bool:
+        """Write an object unless the name exists; see `ObjectStore`."""
+        identity = identity_of(data, rows_sha256)
+        for tries in range(_WRITE_TRIES):
+            if not self.conditional and (same := self._holds(name, data, identity)) is not None:
+                return same
+            outcome = self._write_once(name, data, identity)
+            if outcome == "written":
+                return True
+            if outcome == "exists" and (same := self._holds(name, data, identity)) is not None:
+                return same
+            self._sleep(full_jitter_s(tries))
+        raise StoreUnusableError(
+            f"PutObject on {self.url}/{name}: always another write under way (409)", retryable=True
+        )
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, replacing what is there."""
+        with self._mapped("PutObject"):
+            self._send(name, data, identity_of(data, ""), {})
+
+    def get(self, name: str) -> bytes | None:
+        """Read an object whole; None when it does not exist."""
+        found = self._read(name)
+        return None if found is None else found[0]
+
+    def list(self, prefix: str = "") -> Iterator[StoredObject]:
+        """List objects by the bytes of their names, page by page where the server's order serves.
+
+        Every server lists the objects of one folder in order: those are passed on as they come.
+        From the first object of a folder further down they are kept and sorted, as some servers
+        put `a/b` before `a-b`. Directory buckets have no order at all.
+        """
+        pages = self._pages(prefix)
+        kept: list[StoredObject] = []
+        if not self._express:
+            for found in pages:
+                if found.name.count("/") > prefix.count("/"):
+                    kept.append(found)
+                    break
+                yield found
+        kept.extend(pages)
+        yield from sorted(kept, key=lambda found: found.name.encode())
+
+    def delete(self, name: str) -> None:
+        """Remove an object; nothing happens when it does not exist."""
+        key = self._stem + checked_name(name)
+        with self._mapped("DeleteObject"):
+            self._client.call(lambda client: client.delete_object(Bucket=self._bucket, Key=key))
+
+    def _probe_first(self, name: str, data: bytes) -> None:
+        try:
+            self._send(name, data, identity_of(data, ""), self._condition)
+        except ClientError as error:
+            status = s3_errors.status_of(error)
+            if status == s3_errors.NOT_IMPLEMENTED:
+                # A server that refuses the header honestly is used without it.
+                self._condition = {}
+                self._send(name, data, identity_of(data, ""), self._condition)
+            elif status != s3_errors.PRECONDITION_FAILED:  # boto3 repeated its own success
+                raise
+
+    def _write_once(
+        self, name: str, data: bytes, identity: str = ""
+    ) -> Literal["written", "exists", "conflict"]:
+        with self._mapped("PutObject"):
+            try:
+                self._send(name, data, identity or identity_of(data, ""), self._condition)
+            except ClientError as error:
+                status = s3_errors.status_of(error)
+                if status == s3_errors.PRECONDITION_FAILED:
+                    return "exists"
+                if status == s3_errors.CONFLICT:
+                    return "conflict"
+                raise
+        return "written"
+
+    def _send(self, name: str, data: bytes, identity: str, condition: dict[str, Any]) -> None:
+        key = self._stem + checked_name(name)
+        options: dict[str, Any] = {**condition}
+        if not self._express:
+            digest = hashlib.md5(data, usedforsecurity=False).digest()
+            options["ContentMD5"] = b64encode(digest).decode()
+        kind = _CONTENT_TYPES.get(f".{name.rpartition('.')[2]}", "application/octet-stream")
+        self._client.call(
+            lambda client: client.put_object(
+                Bucket=self._bucket,
+                Key=key,
+                Body=data,
+                ContentType=kind,
+                Metadata={_ROWS_SHA256: identity},
+                **options,
+            )
+        )
+
+    def _holds(self, name: str, data: bytes, identity: str) -> bool | None:
+        # A GET, not a HEAD: one permission less to ask for, and servers that drop metadata
+        # (rclone) are judged by content.
+        found = self._read(name, unless_identity=identity)
+        if found is None:
+            return None
+        stored, stored_identity = found
+        return stored_identity == identity or holds_same(name, stored, data, identity)
+
+    def _read(self, name: str, *, unless_identity: str = "") -> tuple[bytes, str] | None:
+        """Read (bytes, rows' hash); the bytes are left where that hash is `unless_identity`."""
+        key = self._stem + checked_name(name)
+
+        def once(client: "S3Client") -> tuple[bytes, str]:
+            answer = client.get_object(Bucket=self._bucket, Key=key)
+            metadata = {word.lower(): text for word, text in answer["Metadata"].items()}
+            identity = metadata.get(_ROWS_SHA256, "")
+            with answer["Body"] as body:
+                return (
+                    b"" if unless_identity and identity == unless_identity else body.read()
+                ), identity
+
+        with self._mapped("GetObject"):
+            try:
+                return self._client.call(lambda client: _repeated(lambda: once(client)))
+            except ClientError as error:
+                missing = s3_errors.status_of(error) == s3_errors.NOT_FOUND
+                if missing and s3_errors.code_of(error) != "NoSuchBucket":
+                    return None
+                raise
+
+    def _pages(self, prefix: str) -> Iterator[StoredObject]:
+        position: dict[str, Any] = {}
+        while True:
+            with self._mapped("ListObjectsV2"):
+                page = self._client.call(
+                    lambda client: client.list_objects_v2(
+                        Bucket=self._bucket,
+                        Prefix=self._stem + prefix,
+                        **position,  # noqa: B023 - called before it changes
+                    )
+                )
+            for found in page.get("Contents", ()):
+                name = found["Key"].removeprefix(self._stem)
+                if name and not name.endswith("/"):  # the marker of a folder, made by some tool
+                    yield StoredObject(name=name, size_bytes=found["Size"])
+            if not page.get("IsTruncated"):
+                return
+            position = {"ContinuationToken": page["NextContinuationToken"]}
+
+    @contextmanager
+    def _mapped(self, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except _FOREIGN_ERRORS as error:
+            raise s3_errors.unusable(
+                error,
+                operation,
+                url=self.url,
+                checksums_sent=self._checksums == "when_supported",
+            ) from error
+
+
+def _repeated(read: Callable[[], T]) -> T:
+    # boto3 does not repeat a body that breaks off.
+    for _ in range(_READ_TRIES - 1):
+        with suppress(BotoCoreError, HTTPError):
+            return read()
+    return read()
+
+
+def _checked_bucket(bucket: str) -> str:
+    if not _BUCKET.fullmatch(bucket):
+        raise UsageError(
+            "the output's bucket must be letters, digits, '.', '_' and '-': s3://BUCKET/PREFIX"
+        )
+    return bucket
+
+
+def _checked_prefix(prefix: str) -> str:
+    prefix = prefix.removesuffix("/")
+    segments = prefix.split("/") if prefix else []
+    if any(not _SEGMENT.fullmatch(s) or s in {".", ".."} for s in segments):
+        raise UsageError(
+            f"the output's prefix {prefix!r} must be parts of letters, digits, '.', '_', '=' and "
+            "'-' between single slashes, none of them '.' or '..': some servers mangle others"
+        )
+    return prefix

@@ -1,0 +1,1 @@
+"""The producer commands: prompts into Redis, and all that a user asks about a run."""

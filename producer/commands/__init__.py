@@ -1,0 +1,1 @@
+"""One module a command; each has `command`, which `producer.cli` finds by the module's name."""

@@ -1,0 +1,187 @@
+"""`producer enqueue`: flags, then `producer.enqueue`, then what people and programs read."""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+import click
+import msgspec
+
+from common.errors import UsageError
+from producer.enqueue import enqueue
+from producer.joining import Asked
+from producer.prompts.rows import RowRules
+from producer.request import Request, run_name
+from producer.summary import as_json, as_text, next_lines
+
+_NOT_BY_PARAM = {
+    "input_ids": "it is the prompt",
+    "max_completion_tokens": "use --max-tokens",
+    "max_new_tokens": "use --max-tokens",
+    "max_tokens": "use --max-tokens",
+    "messages": "it is the prompt",
+    "model": "use --model",
+    "prompt": "it is the prompt",
+    "rid": "Headrace sets it",
+    "stream": "answers come whole",
+    "text": "it is the prompt",
+}
+
+
+def _tokens(value: str) -> int | Literal["context"]:
+    """Read a number of tokens, or `context`."""
+    if value == "context":
+        return "context"
+    number = int(value) if value.isascii() and value.isdigit() else 0
+    if number < 1:
+        raise click.BadParameter(f"{value!r} is neither a number of at least 1 nor `context`")
+    return number
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILES...")
+@click.option("--run", help="Name of the run; default: the file's name without endings.")
+@click.option(
+    "--output", metavar="URL", help="s3://BUCKET/PREFIX or a directory; kept by the run."
+)
+@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+@click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's; kept by the run.")
+@click.option("--id-field", metavar="NAME", help="Member with the id; default: id, custom_id.")
+@click.option("--raw-prompt", is_flag=True, help="`prompt` is text to complete, not a message.")
+@click.option(
+    "--turns",
+    type=click.Choice(["last"]),
+    help="Ask for the last assistant turn again; conversations always do.",
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N prompts.")
+@click.option(
+    "--max-tokens",
+    "--max-new-tokens",
+    "max_tokens",
+    type=_tokens,
+    metavar="N|context",
+    help="Tokens of an answer at most; context: what the context leaves after the prompt.",
+)
+@click.option("--model", help="Served model name; a row naming another is rejected.")
+@click.option("--temperature", type=click.FloatRange(min=0), help="Kept by the run, as all below.")
+@click.option("--top-p", type=click.FloatRange(min=0, max=1))
+@click.option("--top-k", type=int)
+@click.option("--min-p", type=click.FloatRange(min=0, max=1))
+@click.option("--seed", type=int)
+@click.option("--stop", multiple=True, help="May be repeated.")
+@click.option("--param", multiple=True, metavar="KEY=JSON", help="Any other request parameter.")
+@click.option(
+    "--request-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Limit of one attempt; default: from max_tokens, at least 600.",
+)
+@click.option("--attempts", type=click.IntRange(min=1), help="Before a prompt fails; default 3.")
+@click.option("--partitions", type=click.IntRange(1, 100), help="Result streams; default 1.")
+@click.option("--format", "row_format", type=click.Choice(["jsonl.zst", "parquet"]))
+@click.option("--priority", type=click.IntRange(-9, 9), default=0, help="Higher runs go first.")
+@click.option(
+    "--skip-invalid",
+    is_flag=True,
+    help="Queue the good rows; the others go to FILE.rejected.jsonl with reasons.",
+)
+@click.option(
+    "--accept-changes", is_flag=True, help="Replace the text of prompts that are not done yet."
+)
+@click.option("--retry-failed", is_flag=True, help="Try failed and cancelled prompts again.")
+@click.option("--keep-open", is_flag=True, help="More files will come: the run does not end yet.")
+@click.option("--dry-run", is_flag=True, help="Check the files; needs no Redis and no output.")
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object on stdout.")
+def command(**flags: Any) -> int:
+    r"""Queue the prompts in FILES (JSON lines, plain, gzip or zstd; - for stdin) for a run.
+
+    Each row has `prompt`, `messages`, `conversations`, `text` or `input_ids`, or is a line of an
+    OpenAI batch file. The same call again queues only what is missing, so a call that was
+    interrupted is simply repeated. Nothing is queued from files with a bad row.
+
+    A stored conversation that ends with an assistant turn is one request: its last answer is
+    dropped and asked for again.
+
+    \b
+    Example:
+        producer enqueue prompts.jsonl --output s3://bucket/prefix --max-tokens 4096
+        zcat *.jsonl.gz | producer enqueue - --run all --output out --max-tokens context
+    """
+    files: tuple[str, ...] = flags["files"]
+    request = Request(
+        files=files,
+        run=run_name(files, flags["run"]),
+        rules=RowRules(
+            id_field=flags["id_field"],
+            raw_prompt=flags["raw_prompt"],
+            turns=flags["turns"],
+            model=flags["model"],
+            max_tokens_given=flags["max_tokens"] is not None,
+        ),
+        asked=_asked(flags),
+        redis=flags["redis"],
+        limit=flags["limit"],
+        skip_invalid=flags["skip_invalid"],
+        accept_changes=flags["accept_changes"],
+        retry_failed=flags["retry_failed"],
+        keep_open=flags["keep_open"],
+        priority=flags["priority"],
+        dry_run=flags["dry_run"],
+        version=_version(),
+    )
+    outcome = enqueue(request, say=lambda text: click.echo(f"producer: {text}", err=True))
+    for line in as_text(outcome):
+        click.echo(line, err=True)
+    if flags["json_"]:
+        click.echo(as_json(outcome))
+    if outcome.exit_code == 3:  # noqa: PLR2004 - common.errors.InputError
+        problem = outcome.reading.no_prompts if request.skip_invalid else outcome.reading.problem
+        click.echo(f"producer: {outcome.reading.refused or problem}", err=True)
+    elif outcome.queued:
+        click.echo("next:", err=True)
+        for line in next_lines(outcome, request.redis):
+            click.echo(f"  {line}", err=True)
+    return outcome.exit_code
+
+
+def _asked(flags: dict[str, Any]) -> Asked:
+    return Asked(
+        output=flags["output"],
+        endpoint_url=flags["endpoint_url"],
+        partitions=flags["partitions"],
+        max_tokens=flags["max_tokens"],
+        model=flags["model"],
+        sampling=_sampling(flags),
+        request_timeout_s=flags["request_timeout"],
+        attempts=flags["attempts"],
+        format=flags["row_format"],
+    )
+
+
+def _sampling(flags: dict[str, Any]) -> dict[str, Any]:
+    named = ("temperature", "top_p", "top_k", "min_p", "seed")
+    sampling = {name: flags[name] for name in named if flags[name] is not None}
+    if flags["stop"]:
+        sampling["stop"] = list(flags["stop"])
+    for text in flags["param"]:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise UsageError(f"--param {text!r}: give KEY=JSON, for example top_a=0.2")
+        if name in _NOT_BY_PARAM:
+            raise UsageError(f"--param {name}: not here, {_NOT_BY_PARAM[name]}")
+        if name in sampling:
+            raise UsageError(f"--param {name}: given twice")
+        try:
+            sampling[name] = msgspec.json.decode(value.encode())
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            raise UsageError(
+                f"--param {name}: the value is not JSON; text needs quotes of its own: "
+                f"--param '{name}=\"…\"'"
+            ) from None
+    return sampling
+
+
+def _version() -> str:
+    try:
+        return version("headrace")
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,228 @@
+"""Steps 1 and 3 to 6 of `producer.enqueue`: all that needs Redis and the store."""
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from common import names
+from common.address import resolve_redis
+from common.connect import connect, persistence_warning, public_address
+from common.crashpoints import reached
+from common.errors import ConflictError, StateLostError
+from common.models import RunRecord
+from common.queue import Ledger, Runs
+from producer.accepted import Inputs, Say
+from producer.feeding import Feeder, Standing
+from producer.intake import Intake, place_rejects
+from producer.joining import Joined, find_run, make_run, new_record
+from producer.meter import MeterFor
+from producer.prompts.reader import STDIN
+from producer.prompts.rows import RowRules
+from producer.request import Asked, Fed, Outcome, Request
+
+
+class Call:
+    """One call that queues."""
+
+    def __init__(self, request: Request, folder: Path, *, say: Say, meter: MeterFor) -> None:
+        self._request = request
+        self._folder = folder
+        self._say = say
+        self._meter = meter
+        url = resolve_redis(request.redis)
+        self._where = public_address(url)
+        self._url = url
+        self._client = connect(url)
+        self._runs = Runs(self._client, where=self._where)
+
+    def carry_out(self) -> Outcome:
+        request = self._request
+        joined = find_run(self._runs, request.run, request.asked)
+        self._refuse_cancelled()
+        rules = _rules(request.rules, request.asked, joined)
+        outcome, intake = read(request, rules, self._folder, meter=self._meter)
+        if outcome.exit_code:
+            return outcome
+        self._together(joined)
+        record = joined.record or new_record(
+            request.run,
+            request.asked,
+            output=joined.store.url,
+            rows=outcome.reading.ok,
+            version=request.version,
+        )
+        feeder = self._feeder(record, intake)
+        standing = Standing(absent=intake.spool.prompts, differing=[])
+        if joined.record is not None:
+            standing = self._compared(feeder, rows=intake.spool.prompts)
+        made = make_run(self._runs, joined.store, record, priority=request.priority)
+        reached("enqueue.created")
+        if made.uid != record.uid:
+            # Another producer made the same run since we looked; all its prompts are the run's.
+            feeder = self._feeder(made, intake)
+        inputs = Inputs(self._runs, joined.store, request.run, say=self._say)
+        self._feed(inputs, feeder, standing=standing, outcome=outcome)
+        if joined.record is not None and not joined.in_redis:
+            # What the store gave back to this Redis counts as queued by this call.
+            outcome.fed.added += standing.queued
+            outcome.fed.queued -= standing.queued
+        if outcome.reading.rejected:
+            path = place_rejects(intake.rejected_path, request.files, run=request.run)
+            outcome.rejects_file = str(path)
+        outcome.queued = True
+        outcome.redis = self._url
+        outcome.total = self._runs.counts(request.run).total
+        self._judge(outcome)
+        return outcome
+
+    def _refuse_cancelled(self) -> None:
+        state = self._runs.state(self._request.run)
+        if state is not None and state.cancelled:
+            raise ConflictError(
+                f"run {self._request.run!r} was cancelled and takes no prompts: give another --run"
+            )
+
+    def _together(self, joined: Joined) -> None:
+        """Bring Redis to what the store holds, before anything is compared or queued."""
+        record, store = joined.record, joined.store
+        if record is None:
+            return
+        # Slow to import, and of no use to a new run.
+        from common.reconcile import adopt_run, reconcile  # noqa: PLC0415
+
+        if not joined.in_redis:
+            self._say(
+                f"Redis at {self._where} does not know run {record.run!r}: reading the store"
+            )
+            adopt_run(self._client, store, record)
+        else:
+            # None: another process is at it.
+            while reconcile(self._client, store, record) is None:
+                time.sleep(1.0)
+
+    def _compared(self, feeder: Feeder, *, rows: int) -> Standing:
+        with self._meter("comparing", rows) as bar:
+            standing = feeder.compare(bar)
+        if standing.conflicts and not self._request.accept_changes:
+            more = standing.conflicts - len(standing.differing)
+            raise ConflictError(
+                f"{standing.conflicts:,} prompts of run {self._request.run!r} have another text "
+                f"than before, so nothing was queued: {'; '.join(standing.differing)}"
+                + (f"; and {more:,} more" if more else "")
+                + " - give another --run, or --accept-changes to replace what is not done yet"
+            )
+        return standing
+
+    def _feeder(self, record: RunRecord, intake: Intake) -> Feeder:
+        ledger = Ledger(self._client, record, where=self._where)
+        return Feeder(intake.spool, ledger)
+
+    def _feed(
+        self,
+        inputs: Inputs,
+        feeder: Feeder,
+        *,
+        standing: Standing,
+        outcome: Outcome,
+    ) -> None:
+        """Steps 4 to 6, as far as there is anything to do."""
+        request, run = self._request, self._request.run
+        state = self._runs.state(run)
+        sealed = state is not None and state.sealed
+        again = standing.failed + standing.cancelled if request.retry_failed else 0
+        revived = bool(standing.absent or again or standing.conflicts)
+        outcome.fed = feeder.fed
+        if not (revived or standing.queued or request.keep_open) and sealed:
+            # A seal that says nothing new would only make a valid `_SUCCESS` void.
+            _count_only(feeder.fed, standing)
+            return
+        source = _source(request.files)
+        inputs.until_room(lambda: self._runs.open_producer(run, source, _about(request.files)))
+        reached("enqueue.opened")
+        if revived or request.keep_open:
+            inputs.store.delete(names.SUCCESS)
+        if revived or standing.queued:
+            self._pass_two(feeder, inputs, rows=outcome.reading.ok)
+        else:
+            _count_only(feeder.fed, standing)
+        if revived or request.keep_open or not sealed:
+            inputs.seal(
+                outcome.reading.source, sealed=not request.keep_open, rows=feeder.fed.added
+            )
+            reached("enqueue.sealed")
+        inputs.until_room(
+            lambda: self._runs.close_producer(run, source, sealed=not request.keep_open)
+        )
+
+    def _pass_two(self, feeder: Feeder, inputs: Inputs, *, rows: int) -> None:
+        request = self._request
+        try:
+            with self._meter("queueing", rows) as bar:
+                feeder.feed(
+                    inputs,
+                    meter=bar,
+                    retry=request.retry_failed,
+                    replace=request.accept_changes,
+                )
+        except StateLostError as error:
+            if not self._runs.tombstoned(request.run):
+                raise
+            raise ConflictError(
+                f"run {request.run!r} was forgotten while this call was feeding it"
+            ) from error
+        except BaseException:
+            self._say(
+                f"ended before the end: {feeder.fed.added:,} of {rows:,} prompts were added; "
+                "the same call again goes on"
+            )
+            raise
+
+    def _judge(self, outcome: Outcome) -> None:
+        """Say what people must know, and end with 1 where nothing is left but failures."""
+        fed, notes = outcome.fed, outcome.notes
+        warning = persistence_warning(self._client)
+        if warning:
+            notes.append(warning)
+        state = self._runs.state(outcome.run)
+        if state is not None and state.paused is not None:
+            notes.append(
+                f"the run is paused ({state.paused}): `producer resume {outcome.run}` lifts it"
+            )
+        if self._request.keep_open:
+            notes.append("more prompts are awaited: the run ends after a call without --keep-open")
+        if fed.kept:
+            notes.append(
+                f"{fed.kept:,} changed prompts are completed or cancelled and stay as they are: "
+                "their new text needs a new run"
+            )
+        ended = fed.failed + fed.cancelled
+        if ended and not self._request.retry_failed:
+            notes.append(f"{ended:,} failed or were cancelled: --retry-failed tries them again")
+            if not fed.added + fed.queued + fed.retried + fed.replaced:
+                outcome.exit_code = 1
+
+
+def _count_only(fed: Fed, standing: Standing) -> None:
+    fed.completed, fed.failed = standing.completed, standing.failed
+    fed.cancelled, fed.queued = standing.cancelled, standing.queued
+
+
+def _rules(rules: RowRules, asked: Asked, joined: Joined) -> RowRules:
+    """Complete the rules by what the run was created with."""
+    params = joined.record.params if joined.record else None
+    limit = asked.max_tokens or (params.max_tokens if params else None)
+    model = asked.model or (params.model if params else None)
+    return msgspec.structs.replace(rules, model=model, max_tokens_given=limit is not None)
+
+
+def _source(files: tuple[str, ...]) -> str:
+    """Name this producer by what it reads, so that the same call again takes its own place."""
+    return "\n".join(name if name == STDIN else os.path.realpath(name) for name in files)
+
+
+def _about(files: tuple[str, ...]) -> str:
+    about = {"files": list(files), "host": socket.gethostname(), "pid": os.getpid()}
+    return msgspec.json.encode(about).decode()

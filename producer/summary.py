@@ -1,0 +1,111 @@
+"""Tell what came of `producer enqueue`: one JSON object for programs, some lines for people."""
+
+import os
+import shlex
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from producer.request import Outcome
+
+
+def as_json(outcome: Outcome) -> str:
+    """Give the one object of `--json`; the last members only where something was to be queued."""
+    reading, fed = outcome.reading, outcome.fed
+    told: dict[str, Any] = {
+        "run": outcome.run,
+        "source": reading.source,
+        "lines_read": reading.lines_read,
+        "ok": reading.ok,
+        "duplicates": reading.duplicates,
+        "blank": reading.blank,
+        "rejected": reading.rejected,
+        "rejects": reading.rejects,
+    }
+    if outcome.queued:
+        told |= {
+            "enqueued": fed.added,
+            "already_queued": fed.queued,
+            "already_done": fed.completed,
+            "already_failed": fed.failed,
+            "already_cancelled": fed.cancelled,
+            "restored": fed.restored,
+            "retried": fed.retried,
+            "replaced": fed.replaced,
+            "unchanged": fed.kept,
+            "total": outcome.total,
+        }
+    return msgspec.json.encode(told).decode()
+
+
+def as_text(outcome: Outcome) -> list[str]:
+    """Give what people read, a line each; of a file refused whole its one message says all."""
+    if outcome.reading.refused:
+        return []
+    lines = [_read(outcome)]
+    if outcome.queued:
+        lines.append(_queued(outcome))
+    lines += outcome.reading.reject_lines()
+    if outcome.rejects_file:
+        lines.append(f"rejected rows with reasons: {outcome.rejects_file}")
+    return [*lines, *outcome.notes]
+
+
+def next_lines(outcome: Outcome, given: str | None) -> list[str]:
+    """Give the lines to type next; an address with a password is named by its variable.
+
+    Args:
+        outcome: Of a call that queued.
+        given: The address as a flag gave it, None for the environment's.
+    """
+    url = shown_url(outcome.redis)
+    # embedded:DIR is an address for us, and a socket for RQ's tools.
+    ours = shlex.quote(given) if given and given.startswith("embedded:") else url
+    return [f"workers start --gpu 0 --redis {ours}", f"rq info -u {url} {outcome.run}"]
+
+
+def shown_url(url: str) -> str:
+    """Write an address as it may be typed into a shell and be seen by others."""
+    parts = urlsplit(url)
+    if parts.password is None and "password=" not in parts.query:
+        return shlex.quote(url)
+    for variable in ("HEADRACE_REDIS", "RQ_REDIS_URL"):
+        if os.environ.get(variable) == url:
+            return f'"${variable}"'
+    # It came from a flag; the variable has to be set first.
+    return '"$HEADRACE_REDIS"'
+
+
+def _read(outcome: Outcome) -> str:
+    reading = outcome.reading
+    parts = [
+        f"{count:,} {what}"
+        for count, what in (
+            (reading.ok, "prompts"),
+            (reading.duplicates, "duplicates"),
+            (reading.blank, "blank"),
+            (reading.rejected, "rejected"),
+        )
+        if count or what == "prompts"
+    ]
+    return f"{reading.source}: {reading.lines_read:,} lines read: {', '.join(parts)}"
+
+
+def _queued(outcome: Outcome) -> str:
+    fed = outcome.fed
+    parts = [
+        f"{count:,} {what}"
+        for count, what in (
+            (fed.added, "queued now"),
+            (fed.retried, "tried again"),
+            (fed.replaced, "replaced"),
+            (fed.queued, "already queued"),
+            (fed.restored, "of these put back"),
+            (fed.completed, "already done"),
+            (fed.failed, "failed"),
+            (fed.cancelled, "cancelled"),
+        )
+        if count or what == "queued now"
+    ]
+    return f"run {outcome.run}: {', '.join(parts)}; {outcome.total:,} prompts in all"

@@ -1,0 +1,26 @@
+"""Take a Redis back to an earlier state, as an old snapshot or a replica that lagged would."""
+
+import shutil
+from pathlib import Path
+
+from tests.support.redis_server import RedisServer
+
+
+def save_point(server: RedisServer, name: str = "point") -> Path:
+    """Keep what the server has written so far; it must be append-only."""
+    client = server.client()
+    client.ping()  # what was answered before is in the file by now
+    client.close()
+    target = server.folder.with_name(f"{server.folder.name}-{name}")
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(server.folder / "appendonlydir", target)
+    return target
+
+
+def rewind(server: RedisServer, point: Path) -> None:
+    """Kill the server and start it on the kept state."""
+    if server.alive():
+        server.kill()
+    shutil.rmtree(server.folder / "appendonlydir")
+    shutil.copytree(point, server.folder / "appendonlydir")
+    server.start()

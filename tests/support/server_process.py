@@ -1,0 +1,89 @@
+"""Server processes that tests start: ready when they answer, dead when a test says so."""
+
+import ctypes
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+START_LIMIT_S = 30.0
+STOP_LIMIT_S = 15.0
+_PR_SET_PDEATHSIG = 1
+
+
+def free_port() -> int:
+    """A loopback port that nothing listens on; somebody may still take it before its use."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], bool], what: str, limit_s: float = START_LIMIT_S) -> None:
+    """Return as soon as the condition holds; name it when it does not."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {limit_s:.0f} s: {what}")
+        time.sleep(0.01)
+
+
+def _die_with_parent() -> None:
+    # A killed pytest must not leave servers behind. Only Linux can promise that.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class ServerProcess:
+    """One process; its output goes to `log`, whose end is told when it does not come up."""
+
+    def __init__(
+        self, command: Sequence[str | Path], *, log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=env,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - no thread holds a lock it needs
+                cwd=log.parent,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_ready(self, answers: Callable[[], bool]) -> bool:
+        """Wait until it answers: True; or until it has ended by itself: False."""
+        wait_until(lambda: answers() or not self.alive(), f"a server that answers ({self.tail()})")
+        return self.alive()
+
+    def tail(self) -> str:
+        """The end of its output."""
+        return self.log.read_text(errors="replace")[-600:].strip()
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL when it does not listen."""
+        if not self.alive():
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()

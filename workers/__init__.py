@@ -1,0 +1,1 @@
+"""The worker side: worker groups, sinks, the simulator."""

@@ -1,0 +1,98 @@
+"""`workers sink`: result streams to the store."""
+
+import signal
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from common.address import resolve_redis
+from common.connect import connect, persistence_warning
+from common.logs import set_up_logs
+from workers.batch import Limits
+from workers.sink import Sink, SinkOptions
+
+_DEFAULTS = Limits()
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--redis", "-u", "--url", "redis_url", metavar="URL",
+              help="Redis, or embedded:DIR.  "
+              "[default: HEADRACE_REDIS, RQ_REDIS_URL, localhost:6379]")
+@click.option("--batch-bytes", type=click.IntRange(min=1), default=_DEFAULTS.bytes,
+              show_default=True, help="Raw bytes of rows after which a shard is written.")
+@click.option("--batch-rows", type=click.IntRange(min=1), default=_DEFAULTS.rows,
+              show_default=True, help="Rows after which a shard is written.")
+@click.option("--batch-seconds", type=click.FloatRange(min=0), default=_DEFAULTS.seconds,
+              show_default=True, help="Age of the oldest row at which a shard is written.")
+@click.option("--first-batch-seconds", type=click.FloatRange(min=0),
+              default=_DEFAULTS.first_seconds, show_default=True,
+              help="The same for a run's first shard.")
+@click.option("--grace", "grace_s", type=click.FloatRange(min=0), default=25.0, show_default=True,
+              help="Seconds that SIGTERM leaves for storing what waits.")
+@click.option("--state-dir", type=click.Path(path_type=Path), default=Path(".headrace"),
+              show_default=True, help="Holds RUN/progress.json.")
+@click.option("--poll", "poll_s", type=click.FloatRange(min=0.01), default=1.0, show_default=True,
+              help="Seconds between looks at the streams.")
+@click.option("--until-done", is_flag=True,
+              help="End when all named runs have: 0 when all completed, 1 with failures.")
+@click.option("--log-level", default="INFO", show_default=True,
+              type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]))
+def sink(  # noqa: PLR0913 - one parameter a flag
+    *,
+    runs: tuple[str, ...],
+    redis_url: str | None,
+    batch_bytes: int,
+    batch_rows: int,
+    batch_seconds: float,
+    first_batch_seconds: float,
+    grace_s: float,
+    state_dir: Path,
+    poll_s: float,
+    until_done: bool,
+    log_level: str,
+) -> None:
+    r"""Move results from Redis into shards in the store, for RUNs or for all.
+
+    Needs no output: each run knows its own. Several sinks share the partitions; one that dies is
+    replaced within half a minute. SIGTERM or Ctrl-C stores what waits within --grace; what is not
+    stored stays in Redis.
+
+    \b
+    Example:
+        workers sink --redis redis://queue:6379/0
+    """
+    if until_done and not runs:
+        raise click.UsageError("--until-done needs the names of the runs")
+    set_up_logs(log_level)
+    client = connect(resolve_redis(redis_url))
+    warning = persistence_warning(client)
+    if warning:
+        click.echo(f"workers sink: {warning}", err=True)
+    options = SinkOptions(
+        runs=runs,
+        limits=Limits(
+            bytes=batch_bytes,
+            rows=batch_rows,
+            seconds=batch_seconds,
+            first_seconds=first_batch_seconds,
+        ),
+        grace_s=grace_s,
+        state_dir=state_dir,
+        poll_s=poll_s,
+        until_done=until_done,
+    )
+    process = Sink(client, options)
+    stopped_by: list[int] = []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if stopped_by:
+            raise SystemExit(128 + number)  # the second one does not wait
+        stopped_by.append(number)
+        process.stop()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    code = process.run()
+    raise SystemExit(128 + stopped_by[0] if stopped_by else code)

@@ -1,0 +1,95 @@
+"""Call Redis from the event loop: one thread a kind of call, and one memory of how Redis is.
+
+Redis calls are few and carry many jobs each, so a thread for each costs little; the heartbeat has its
+own, since a slow finish must not delay a renewal. While Redis is away nothing is claimed, what is in
+flight goes on, and whoever called tries again with growing, jittered waits.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from common.connect import jittered
+from common.errors import RedisFullError, RedisUnusableError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LONGEST_WAIT_S = 5.0
+SAY_AGAIN_S = 10.0
+
+
+class Bell:
+    """Wakes one waiter; rung while nobody waits, it wakes the next wait at once."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake the waiter."""
+        self._event.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait for the bell, at most so long."""
+        if not self._event.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._event.wait()
+        self._event.clear()
+
+
+class RedisDesk:
+    """Runs blocking Redis calls in a thread of their own.
+
+    Attributes:
+        away: Whether the last call failed, and how long the next should wait is known here.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._name = name
+        self._failures = 0
+        self._said_at_s = 0.0
+
+    @property
+    def away(self) -> bool:
+        """Whether the last call failed."""
+        return self._failures > 0
+
+    async def ask(self, call: Callable[[], T]) -> T:
+        """Run one call in the desk's thread.
+
+        Raises:
+            RedisUnusableError, RedisFullError: As the call raised it; counted and, at most every
+                10 s, logged.
+        """
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        except RedisUnusableError as error:
+            self._note(error)
+            raise
+        if self._failures:
+            log.warning("%s: Redis answers again after %d failed calls", self._name, self._failures)
+        self._failures = 0
+        return answer
+
+    def wait_s(self) -> float:
+        """Say how long to wait before the next call after a failure, with jitter."""
+        return jittered(min(0.1 * 2 ** min(self._failures, 6), LONGEST_WAIT_S))
+
+    def close(self) -> None:
+        """End the thread; a call that hangs is left to its time-out."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _note(self, error: RedisUnusableError) -> None:
+        self._failures += 1
+        now_s = time.monotonic()
+        if now_s - self._said_at_s >= SAY_AGAIN_S:
+            self._said_at_s = now_s
+            what = "is full, results are kept" if isinstance(error, RedisFullError) else "is away"
+            log.warning("%s: Redis %s, going on when it answers: %s", self._name, what, error)

@@ -1,0 +1,115 @@
+"""Record what has ended: results in batches, by one atomic call each, repeated until Redis has it.
+
+A result stays in `Holdings.unsent`, its lease renewed, until Redis has answered. A call whose answer
+was lost is repeated and says so, so that nothing is counted twice.
+"""
+
+import asyncio
+import logging
+
+import msgspec
+
+from common.errors import RedisUnusableError
+from common.models import Result
+from common.queue import Jobs
+from workers.desk import RedisDesk
+from workers.holdings import Holdings, JobKey
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 0.005
+"""How long a result waits for others: below what a slot notices."""
+
+MOST_RESULTS = 256
+MOST_BYTES = 8 * 1024 * 1024
+UNKNOWN_WAIT_S = 2.0
+
+_KEPT = {"unknown", "untaught"}
+
+
+class Finisher:
+    """Sends `Holdings.unsent` to Redis.
+
+    Attributes:
+        blocked: Redis has not taken a result, or does not know its run yet: claim nothing.
+        completed, failed: What this process has recorded.
+    """
+
+    def __init__(self, jobs: Jobs, holdings: Holdings, desk: RedisDesk) -> None:
+        self._jobs = jobs
+        self._holdings = holdings
+        self._desk = desk
+        self._wake = asyncio.Event()
+        self.blocked = False
+        self.completed = 0
+        self.failed = 0
+
+    def add(self, result: Result) -> None:
+        """Take over a result; its job gives up its slot now."""
+        self._holdings.unsent[result.run, result.key] = result
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send results as they come, for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await asyncio.sleep(LINGER_S)
+            while self._holdings.unsent:
+                await self._send_batch()
+
+    async def flush(self, deadline_s: float) -> bool:
+        """Send what is left; False when Redis has not taken it all by then."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self._holdings.unsent:
+                    await self._send_batch()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _send_batch(self) -> None:
+        batch = self._next_batch()
+        try:
+            words = await self._desk.ask(lambda: self._jobs.finish(batch))
+        except RedisUnusableError:
+            self.blocked = True
+            self._mark_repeated(batch)
+            await asyncio.sleep(self._desk.wait_s())
+            return
+        kept = 0
+        for result, word in zip(batch, words, strict=True):
+            if word in _KEPT:
+                kept += 1
+                continue
+            self._note(result, word)
+        self.blocked = kept > 0
+        if kept:
+            # A wiped Redis is taught again by whoever reaches the store; these wait for it.
+            log.warning("%d results wait: Redis does not know their run yet", kept)
+            await asyncio.sleep(UNKNOWN_WAIT_S)
+
+    def _next_batch(self) -> list[Result]:
+        batch: list[Result] = []
+        size_bytes = 0
+        for result in self._holdings.unsent.values():
+            if batch and (len(batch) >= MOST_RESULTS or size_bytes + len(result.row) > MOST_BYTES):
+                break
+            batch.append(result)
+            size_bytes += len(result.row)
+        return batch
+
+    def _mark_repeated(self, batch: list[Result]) -> None:
+        for result in batch:
+            key: JobKey = (result.run, result.key)
+            self._holdings.unsent[key] = msgspec.structs.replace(result, repeat=True)
+
+    def _note(self, result: Result, word: str) -> None:
+        self._holdings.unsent.pop((result.run, result.key), None)
+        if word not in {"ok", "repeated"}:
+            log.info("dropped a result of run %s, key %s: %s", result.run, result.key.hex(), word)
+            return
+        if result.outcome == "completed":
+            self.completed += 1
+        else:
+            self.failed += 1

@@ -1,0 +1,196 @@
+"""The RQ worker of one GPU: a subclass of RQ's worker that drives many jobs at once.
+
+`rq worker -w workers.group.SlotWorker RUN …` starts it for those runs, `workers start` for all;
+`rq info`, `rq suspend`, `rq resume`, cancel and shutdown commands work on it as on any RQ worker.
+It takes jobs by Headrace's own claim (`common.queue`), not by RQ's dequeue: RQ runs one job a process.
+
+Environment, for `rq worker`, which passes no options of ours: HEADRACE_GPU, HEADRACE_SERVER,
+HEADRACE_CONCURRENCY, HEADRACE_RAMP, HEADRACE_GRACE, HEADRACE_API_KEY, HEADRACE_HOST.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+from typing import Any
+
+import msgspec
+import redis
+import uvloop
+from rq import Worker, worker_registration
+from rq.worker import WorkerStatus
+from typing_extensions import override
+
+from common import connect
+from common.errors import UsageError
+from common.queue import Groups, Jobs
+from workers.eligible import Eligible
+from workers.engine import Engine
+from workers.options import (
+    DEFAULT_GRACE_S,
+    DEFAULT_RAMP,
+    GroupOptions,
+    group_name,
+    parse_gpus,
+    server_url,
+    slots_server,
+    this_host,
+)
+
+log = logging.getLogger(__name__)
+
+RQ_TTL_S = 60
+
+
+def generate(key: str) -> None:
+    """Stand for a prompt in RQ's eyes; a worker group never calls it.
+
+    Raises:
+        RuntimeError: Always: a stock RQ worker has no server to send the prompt to. RQ marks the job
+            failed, and Headrace's audit puts it back.
+    """
+    raise RuntimeError(
+        f"job {key} is a Headrace prompt: serve its queue with `workers start --gpu N` "
+        "or `rq worker -w workers.group.SlotWorker`, not with a stock worker"
+    )
+
+
+class SlotWorker(Worker):
+    """One worker group as an RQ worker; its name is `gpuN@host` and a suffix of the process.
+
+    Args:
+        queues: Runs to serve; as `workers start` makes it, none means all.
+        options: Given by `workers start`; else read from the environment.
+    """
+
+    def __init__(
+        self,
+        queues: Any = (),
+        name: str | None = None,
+        *args: Any,
+        options: GroupOptions | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.options = options
+        super().__init__(queues, name or _worker_name(options), *args, **kwargs)
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._counted = (0, 0)
+
+    @override
+    def work(self, *args: Any, **kwargs: Any) -> bool:
+        """Serve until SIGTERM, SIGINT or RQ's shutdown command.
+
+        RQ's arguments are taken and, but for the log level, ignored: there is no burst mode, no
+        scheduler and no other order than the claim's.
+        """
+        runs = tuple(queue.name for queue in self.queues)
+        options = self.options or options_from_environment(runs)
+        epoch = secrets.token_hex(6)
+        client = own_client(self.connection)
+        options = with_name(options, self.name)
+        eligible = Eligible(client, only=options.runs)
+        self.bootstrap(kwargs.get("logging_level"))
+        self.subscribe()
+        try:
+            return _run(self._serve(client, options, eligible, epoch))
+        finally:
+            self.teardown()
+
+    async def _serve(
+        self, client: "redis.Redis", options: GroupOptions, eligible: Eligible, epoch: str
+    ) -> bool:
+        jobs = Jobs(
+            client,
+            epoch=epoch,
+            group=options.group,
+            server=slots_server(options.server, options.host),
+        )
+        self._loop = asyncio.get_running_loop()
+        self._engine = Engine(
+            options,
+            jobs=jobs,
+            groups=Groups(client),
+            eligible=eligible,
+            on_beat=lambda busy, done, failed: self._beat(eligible, busy, (done, failed)),
+        )
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._loop.add_signal_handler(number, self._engine.stop)
+        await self._engine.run()
+        return True
+
+    def _beat(self, eligible: Eligible, busy: bool, counted: tuple[int, int]) -> None:  # noqa: FBT001
+        """Keep RQ's own record of this worker fresh, and its queues those that it serves."""
+        names = eligible.all_names
+        if names and [queue.name for queue in self.queues] != names:
+            self.queues = [
+                self.queue_class(name, connection=self.connection, serializer=self.serializer)
+                for name in names
+            ]
+            worker_registration.register(self)
+            self.connection.hset(self.key, "queues", ",".join(names))
+        with self.connection.pipeline() as pipeline:
+            self.heartbeat(RQ_TTL_S, pipeline=pipeline)
+            self.set_state(WorkerStatus.BUSY if busy else WorkerStatus.IDLE, pipeline=pipeline)
+            done, failed = counted[0] - self._counted[0], counted[1] - self._counted[1]
+            if done:
+                pipeline.hincrby(self.key, "successful_job_count", done)
+            if failed:
+                pipeline.hincrby(self.key, "failed_job_count", failed)
+            pipeline.execute()
+        self._counted = counted
+
+    @override
+    def request_stop(self, signum: Any, frame: Any) -> None:
+        """Drain; RQ calls this for its shutdown command, in the thread of its subscription."""
+        if self._engine is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._engine.stop)
+
+
+def _run(main: Any) -> bool:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return bool(runner.run(main))
+
+
+def options_from_environment(runs: tuple[str, ...]) -> GroupOptions:
+    """Read the options of a worker group that `rq worker` started."""
+    env, host = os.environ, this_host()
+    gpus = parse_gpus(env.get("HEADRACE_GPU", "0"), 1)
+    if len(gpus) != 1:
+        raise UsageError("HEADRACE_GPU must name one GPU for `rq worker`; `workers start` takes more")
+    concurrency = env.get("HEADRACE_CONCURRENCY", "auto")
+    return GroupOptions(
+        group=group_name(gpus[0], host),
+        server=server_url(env.get("HEADRACE_SERVER"), gpus[0][0]),
+        host=host,
+        concurrency="auto" if concurrency == "auto" else int(concurrency),
+        ramp=float(env.get("HEADRACE_RAMP", DEFAULT_RAMP)),
+        grace_s=float(env.get("HEADRACE_GRACE", DEFAULT_GRACE_S)),
+        runs=runs,
+        api_key=env.get("HEADRACE_API_KEY"),
+    )
+
+
+def with_name(options: GroupOptions, name: str) -> GroupOptions:
+    """Fill in what only the running process knows."""
+    return msgspec.structs.replace(options, worker_name=name, pid=os.getpid())
+
+
+def own_client(connection: "redis.Redis") -> "redis.Redis":
+    """Make our client for the same Redis as RQ's connection, with our time-outs and retries."""
+    pool = connection.connection_pool
+    kwargs = {
+        key: value
+        for key, value in pool.connection_kwargs.items()
+        if key not in {"socket_timeout", "socket_connect_timeout", "retry", "decode_responses"}
+    }
+    kwargs |= connect.timing(unix="path" in kwargs)
+    return redis.Redis(
+        connection_pool=redis.ConnectionPool(connection_class=pool.connection_class, **kwargs)
+    )
+
+
+def _worker_name(options: GroupOptions | None) -> str:
+    group = options.group if options else f"gpu{os.environ.get('HEADRACE_GPU', '0')}@{this_host()}"
+    return f"{group}-{secrets.token_hex(3)}"

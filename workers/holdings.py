@@ -1,0 +1,71 @@
+"""What one worker group's process holds: leased jobs ready to open, open requests, unsent results.
+
+Owned by the event loop's thread; nobody else reads or writes it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+
+from common.models import Claim, Result
+
+JobKey = tuple[str, bytes]
+"""(run, key): what leases are renewed and given back by."""
+
+
+class Open:
+    """One job with a slot: its claim, and the request that is open for it now.
+
+    Attributes:
+        alone: It is a suspect that is tried by itself.
+        rid: Id of the open request, empty between attempts.
+        since_s: Monotonic instant at which the job took its slot.
+        task: Serves it.
+    """
+
+    def __init__(self, claim: Claim, *, alone: bool, since_s: float) -> None:
+        self.claim = claim
+        self.alone = alone
+        self.rid = ""
+        self.since_s = since_s
+        self.task: asyncio.Task[None] | None = None
+
+
+class Holdings:
+    """All jobs that this process leases, by where they stand.
+
+    Attributes:
+        ready: Leased, without a slot, in the order of their claim.
+        open: Holding a slot.
+        unsent: Ended, not yet recorded in Redis; still leased.
+        returning: To be given back as soon as Redis answers; the flag says that the server died.
+    """
+
+    def __init__(self) -> None:
+        self.ready: deque[tuple[Claim, bool]] = deque()
+        self.open: dict[JobKey, Open] = {}
+        self.unsent: dict[JobKey, Result] = {}
+        self.returning: dict[JobKey, bool] = {}
+
+    def leased(self) -> list[JobKey]:
+        """List every job whose lease must be renewed."""
+        return list(self._leased())
+
+    def __len__(self) -> int:
+        return len(self.ready) + len(self.open) + len(self.unsent) + len(self.returning)
+
+    def oldest_s(self, now_s: float) -> float | None:
+        """Give the age of the oldest open request in seconds, None when none is open."""
+        return max((now_s - job.since_s for job in self.open.values()), default=None)
+
+    def take_ready(self) -> list[JobKey]:
+        """Empty `ready` and list what was in it."""
+        taken = [(claim.run, claim.key) for claim, _ in self.ready]
+        self.ready.clear()
+        return taken
+
+    def _leased(self) -> Iterator[JobKey]:
+        for claim, _ in self.ready:
+            yield claim.run, claim.key
+        yield from self.open
+        yield from self.unsent

@@ -1,0 +1,214 @@
+"""Keep what this process holds: slots every 5 s, leases every 10 s; end what others left behind.
+
+A process past its own deadline, counted on its own monotonic clock from before the call that was
+granted, opens nothing: by then another may hold its slots.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+
+from common.errors import BackendError, RedisUnusableError
+from common.models import Claim
+from common.queue import Jobs
+from common.queue.jobs import LEASE_MS, SLOT_TTL_MS, Holder
+from workers.desk import RedisDesk
+from workers.holdings import Holdings, JobKey
+from workers.serve import Rids
+from workers.sglang import SGLangClient
+from workers.watch import ServerWatch
+
+log = logging.getLogger(__name__)
+
+SLOTS_EVERY_S = 5.0
+LEASES_EVERY_S = 10.0
+REAP_EVERY_S = 15.0
+MARGIN_S = 2.0
+
+
+def process_start(pid: int) -> float:
+    """Give a process's start time, which tells it from a later one with the same pid; 0 if gone."""
+    try:
+        return round(psutil.Process(pid).create_time(), 2)
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+class Keeper:
+    """Slots, leases and reaping of one process.
+
+    Attributes:
+        slots: How many requests may be open now; 0 past the deadline.
+    """
+
+    def __init__(
+        self,
+        *,
+        jobs: Jobs,
+        holdings: Holdings,
+        desk: RedisDesk,
+        client: SGLangClient,
+        watch: ServerWatch,
+        rids: Rids,
+        host: str,
+        bound: Callable[[], int],
+        on_change: Callable[[], None],
+        on_gone: Callable[[JobKey], None],
+        on_convicted: Callable[[Claim], None],
+    ) -> None:
+        self._jobs = jobs
+        self._holdings = holdings
+        self._desk = desk
+        self._client = client
+        self._watch = watch
+        self._rids = rids
+        self._host = host
+        self._bound = bound
+        self._on_change = on_change
+        self._on_gone = on_gone
+        self._on_convicted = on_convicted
+        self._granted = 0
+        self._deadline_s = 0.0
+        self._renewed_since_s: float | None = None
+        self._pid = os.getpid()
+        self._started = process_start(self._pid)
+
+    @property
+    def slots(self) -> int:
+        """How many requests this process may have open at this instant."""
+        return self._granted if time.monotonic() < self._deadline_s else 0
+
+    async def take_over(self) -> None:
+        """End what a dead process of this worker group left: its requests, leases and slots."""
+        holders = await self._desk.ask(self._jobs.holders)
+        for epoch, holder in holders.items():
+            if holder.group == self._jobs.group and self._is_dead(holder):
+                await self._inherit(epoch, holder.rid_prefix)
+
+    async def keep_slots(self) -> None:
+        """Take and renew slots for ever.
+
+        Raises:
+            BackendError: Another worker group drives this server, and this one holds nothing yet.
+        """
+        while True:
+            wait_s = SLOTS_EVERY_S
+            try:
+                wait_s = await self._renew_slots() or SLOTS_EVERY_S
+            except RedisUnusableError:
+                wait_s = self._desk.wait_s()
+            await asyncio.sleep(wait_s)
+
+    async def keep_leases(self) -> None:
+        """Renew leases for ever, and say what is no longer ours."""
+        while True:
+            try:
+                await self._renew_leases()
+            except RedisUnusableError:
+                self._renewed_since_s = None
+                await asyncio.sleep(self._desk.wait_s())
+                continue
+            await asyncio.sleep(LEASES_EVERY_S)
+
+    async def reap(self) -> None:
+        """End other processes' leases that have run out, once our own have held for a whole lease.
+
+        After an outage of Redis every lease has run out; whoever lives renews first.
+        """
+        while True:
+            await asyncio.sleep(REAP_EVERY_S)
+            since_s = self._renewed_since_s
+            if since_s is None or time.monotonic() - since_s < LEASE_MS / 1000:
+                continue
+            try:
+                await self._reap("")
+            except RedisUnusableError:
+                continue
+
+    async def release(self) -> None:
+        """Give up all slots."""
+        self._granted = 0
+        await self._desk.ask(lambda: self._take(0, ""))
+
+    async def _renew_slots(self) -> float | None:
+        if not self._watch.ready and not self._granted:
+            return 0.2
+        wanted = self._bound()
+        before_s = time.monotonic()
+        reply = await self._desk.ask(lambda: self._take(wanted, ""))
+        if reply.what == "wait":
+            if await self._watch.quiet():
+                reply = await self._desk.ask(lambda: self._take(wanted, "", quiet=True))
+            else:
+                log.info("Redis is new: waiting %d ms for others to declare slots", reply.wait_ms)
+                return min(reply.wait_ms / 1000 + 0.1, SLOTS_EVERY_S)
+        while reply.what == "settle":
+            dead = reply.other
+            await self._abort(reply.rid_prefix)
+            before_s = time.monotonic()
+            reply = await self._desk.ask(lambda dead=dead: self._take(wanted, dead))
+        if reply.what == "refused":
+            raise BackendError(
+                f"the server {self._jobs.server} is driven by worker group {reply.other}: stop that "
+                f"one first, or give this one ({self._jobs.group}) its own server"
+            )
+        changed = reply.slots != self.slots
+        self._granted = reply.slots
+        self._deadline_s = before_s + SLOT_TTL_MS / 1000 - MARGIN_S
+        if changed:
+            self._on_change()
+        return None
+
+    def _take(self, wanted: int, settled: str, *, quiet: bool = False):  # noqa: ANN202
+        about = {"host": self._host, "pid": self._pid, "started": self._started}
+        if self._granted:
+            about = {"holds": self._granted, **about}
+        return self._jobs.take_slots(
+            wanted,
+            bound=max(wanted, 0),
+            rid_prefix=self._rids.prefix,
+            about=about,
+            settled=settled,
+            quiet=quiet,
+        )
+
+    async def _renew_leases(self) -> None:
+        held = self._holdings.leased()
+        words = await self._desk.ask(lambda: self._jobs.renew(held)) if held else []
+        if not held:
+            await self._desk.ask(lambda: self._jobs.renew([]))
+        if self._renewed_since_s is None:
+            self._renewed_since_s = time.monotonic()
+        for key, word in zip(held, words, strict=True):
+            if word in {"gone", "stolen"}:
+                self._on_gone(key)
+
+    async def _reap(self, dead_epoch: str) -> None:
+        back, parked, convicted = await self._desk.ask(
+            lambda: self._jobs.reap(dead_epoch=dead_epoch)
+        )
+        if back or parked:
+            log.warning("took back %d jobs of a process that is gone, parked %d", back, parked)
+        for claim in convicted:
+            self._on_convicted(claim)
+
+    async def _inherit(self, epoch: str, rid_prefix: str) -> None:
+        log.warning("process %s of this worker group is gone: ending what it left", epoch)
+        await self._abort(rid_prefix)
+        await self._reap(epoch)
+        await self._desk.ask(lambda: self._take(0, epoch))
+
+    async def _abort(self, rid_prefix: str) -> None:
+        if not await self._client.abort(rid_prefix):
+            log.info("could not abort requests %s…: the server does not answer", rid_prefix)
+
+    def _is_dead(self, holder: Holder) -> bool:
+        about = json.loads(holder.about)
+        if about.get("host") != self._host or about.get("pid") == self._pid:
+            return False
+        return process_start(int(about["pid"])) != about["started"]

@@ -1,0 +1,100 @@
+"""Write progress.json: every few seconds to a file, every minute to an output that is far away."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from common import connect, names
+from common.errors import HeadraceError
+from common.models import Counts, RunRecord
+from common.queue import Runs
+from common.store import ObjectStore
+
+if TYPE_CHECKING:
+    import redis
+
+log = logging.getLogger(__name__)
+
+FILE_S = 5.0
+STORE_S = 60.0
+
+
+class Written(Protocol):
+    """What is written about: a run and its output."""
+
+    record: RunRecord
+    store: ObjectStore
+
+
+def progress(counts: Counts) -> dict[str, Any]:
+    """Give the figures of design.md §5 that the counters alone can tell. Pure."""
+    figures = msgspec.to_builtins(counts)
+    figures["total_input_tokens"] = figures.pop("input_tokens")
+    figures["total_output_tokens"] = figures.pop("output_tokens")
+    done = max(counts.completed, 1)
+    figures["avg_output_tokens"] = round(counts.output_tokens / done, 1)
+    figures["elapsed_hours"] = round(figures.pop("active_ms") / 3_600_000, 4)
+    figures["updated_at"] = datetime.now(UTC).isoformat(timespec="seconds")
+    return dict(figures)
+
+
+class ProgressWriter:
+    """Writes the figures of some runs, in a thread of its own.
+
+    Args:
+        client: From `common.connect`.
+        state_dir: Holds one folder a run.
+        written: Gives the runs.
+    """
+
+    def __init__(
+        self,
+        client: "redis.Redis",
+        state_dir: Path,
+        written: Callable[[], Sequence[Written]],
+    ) -> None:
+        self._runs = Runs(client, where=connect.address_of(client))
+        self._state_dir = state_dir
+        self._written = written
+        self._stored_s: dict[str, float] = {}
+
+    def run(self, ended: threading.Event) -> None:
+        """Write until the event is set. Nothing that fails here harms anything else."""
+        while not ended.wait(FILE_S):
+            self.write_all()
+
+    def write_all(self) -> None:
+        """Write the figures of every run once."""
+        for run in self._written():
+            try:
+                self._write(run)
+            except (HeadraceError, OSError) as error:
+                log.debug("progress of run %s was not written: %s", run.record.run, error)
+
+    def _write(self, run: Written) -> None:
+        name = run.record.run
+        data = msgspec.json.encode({"run": name, **progress(self._runs.counts(name))})
+        _replace(self._state_dir / name / names.PROGRESS, data)
+        far = "://" in run.store.url
+        if time.monotonic() - self._stored_s.get(name, float("-inf")) >= (STORE_S if far else 0):
+            self._stored_s[name] = time.monotonic()
+            run.store.put(names.PROGRESS, data)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file at one instant: a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{threading.get_ident()}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)

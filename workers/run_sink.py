@@ -1,0 +1,209 @@
+"""One run as one sink serves it: its share of the partitions, reconcile, and the run's end.
+
+look      the whole run at one instant, one script
+reconcile where Redis restarted since the store was last compared with it
+share     take free partitions up to this sink's share, leave what is above it
+store     every partition whose batch is due
+end       nothing left to come: the end test and `_SUCCESS`; gone on: `_SUCCESS` goes
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import TYPE_CHECKING, cast
+
+from common import connect, ending, names
+from common.errors import HeadraceError
+from common.models import RunRecord
+from common.queue.maintenance import ended_signature
+from common.queue.sinklease import PartitionLease, PartitionLostError, RunView, look
+from common.reconcile import reconcile
+from common.store import ObjectStore
+from workers.batch import Limits, Waiting, due
+from workers.partition import PartitionSink
+
+if TYPE_CHECKING:
+    import redis
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 60.0
+"""How often an end that was proven, or that could not be, is looked at again."""
+
+
+class Standing(Enum):
+    """How a run stands after a step."""
+
+    GOES_ON = auto()
+    COMPLETED = auto()
+    FAILED = auto()
+    GONE = auto()
+
+
+class RunSink:
+    """One run in the hands of one sink process.
+
+    Args:
+        client: From `common.connect`.
+        store: The run's output, probed.
+        record: The run.
+        token: This process's token.
+        limits: Of a batch.
+        clock: Seconds on a clock that never goes back.
+
+    Attributes:
+        leases: The partitions that this process holds, by number; read by the thread that renews
+            them, written by `step` alone.
+    """
+
+    def __init__(
+        self,
+        client: "redis.Redis",
+        store: ObjectStore,
+        record: RunRecord,
+        *,
+        token: str,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.record = record
+        self.store = store
+        self.leases: dict[int, PartitionLease] = {}
+        self.stored_rows = 0
+        self._client = client
+        self._token = token
+        self._limits = limits
+        self._clock = clock
+        self._look_again_s = 0.0
+        self._differed = False
+        self._pinned = False
+
+    def step(self, *, flush: bool = False) -> Standing:
+        """Do once what is to be done now.
+
+        Args:
+            flush: This sink is to stop: store whatever there is, take nothing new.
+
+        Raises:
+            StoreUnusableError: Call again later; nothing is lost.
+            RedisUnusableError: Likewise.
+        """
+        view = look(self._client, self.record, token=self._token)
+        if view is None:
+            self.leases.clear()
+            return Standing.GONE
+        if not view.reconciled:
+            reconcile(self._client, self.store, self.record)
+            return Standing.GOES_ON
+        if not flush:
+            self._share(view)
+        self._keep_pinned()
+        flush = flush or view.all_ended or view.cancelled_run
+        for partition in list(self.leases):
+            self._drain(partition, view, flush=flush)
+        return self._end(view)
+
+    def release(self) -> None:
+        """Leave every partition to others at once."""
+        while self.leases:
+            _, lease = self.leases.popitem()
+            lease.release()
+
+    def complain(self, why: str) -> None:
+        """Say for `producer status` why nothing is stored."""
+        for lease in self.leases.values():
+            try:
+                lease.complain(why)
+            except (PartitionLostError, HeadraceError):
+                return
+
+    def _lease(self, partition: int) -> PartitionLease:
+        return PartitionLease(self._client, self.record, partition=partition, token=self._token)
+
+    def _share(self, view: RunView) -> None:
+        """Hold as many partitions as is this sink's share, the fullest free ones first."""
+        share = math.ceil(len(view.partitions) / max(view.sinks, 1))
+        free = [
+            number
+            for number, part in enumerate(view.partitions)
+            if number not in self.leases
+            and (part.token in {"", self._token} or part.deadline_ms <= view.now_ms)
+        ]
+        free.sort(key=lambda number: -view.partitions[number].entries)
+        for number in free[: max(share - len(self.leases), 0)]:
+            lease = self._lease(number)
+            try:
+                lease.take()
+            except PartitionLostError:
+                continue
+            self.leases[number] = lease
+        while len(self.leases) > share:
+            _, lease = self.leases.popitem()
+            lease.release()
+
+    def _drain(self, partition: int, view: RunView, *, flush: bool) -> None:
+        """Store one batch of a partition where one is due."""
+        part = view.partitions[partition]
+        waiting = Waiting(
+            entries=part.entries,
+            first=part.first,
+            bytes=view.stream_bytes * part.entries // max(view.entries, 1),
+            closed=part.seq,
+        )
+        if not due(waiting, self._limits, now_ms=view.now_ms, flush=flush):
+            return
+        sink = PartitionSink(
+            self._client,
+            self.store,
+            self.record,
+            lease=self.leases[partition],
+            limits=self._limits,
+        )
+        try:
+            self.stored_rows += sink.store_one()
+        except PartitionLostError as lost:
+            log.info("run %s partition %d: %s; begins anew", self.record.run, partition, lost.why)
+            self.leases.pop(partition, None)
+
+    def _keep_pinned(self) -> None:
+        """Keep the identity of the model in the store too, so that a rebuild has it."""
+        if self._pinned or 0 not in self.leases:
+            return
+        with connect.mapping_errors(self._client):
+            pinned = self._client.hget(names.run(self.record.run), "pinned")
+        if pinned:
+            self.store.put_if_absent(names.PINNED, cast("bytes", pinned))
+            self._pinned = True
+
+    def _end(self, view: RunView) -> Standing:
+        if not view.all_ended or view.entries:
+            if view.ended:
+                ending.revoke(self._client, self.store, self.record)
+            return Standing.GOES_ON
+        if view.cancelled_run:
+            return Standing.FAILED
+        seqs = sum(part.seq for part in view.partitions)
+        counts = (view.total, view.completed, view.failed, view.cancelled)
+        proven = view.ended == ended_signature(*counts, seqs)
+        if self._clock() >= self._look_again_s:
+            self._look_again_s = self._clock() + AGAIN_S
+            if not (proven and ending.stands(self.store)):
+                proven = self._test()
+        if not proven:
+            return Standing.GOES_ON
+        return Standing.COMPLETED if view.completed == view.total else Standing.FAILED
+
+    def _test(self) -> bool:
+        report = ending.try_to_end(self._client, self.store, self.record)
+        if report is None:
+            self._look_again_s = 0.0
+            return False
+        if report.differs:
+            reconcile(self._client, self.store, self.record, deep=True)
+        if not report.ended and not self._differed:
+            # At once, unless it is the same difference again: that needs somebody's hand.
+            self._look_again_s = 0.0
+        self._differed = report.differs
+        return report.ended

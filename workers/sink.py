@@ -1,0 +1,254 @@
+"""The sink process: from result streams to the store, for all runs that it serves.
+
+One thread stores, one renews the leases meanwhile (a PUT may take longer than a lease lasts), one
+writes progress. What waits stays in Redis until it is due, so nothing is lost with the process.
+
+Failures:
+    store away or full   the run waits with jitter and says so at most every 10 s; others go on;
+                         the streams grow until claims pause by their bytes
+    Redis away           all waits likewise, never exits
+    SIGTERM, SIGINT      whatever waits is stored within the grace, then partitions are released;
+                         a second signal, or the grace's end, leaves the rest in the streams
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from common import connect
+from common.errors import HeadraceError, RedisUnusableError, StoreUnusableError
+from common.models import RunRecord
+from common.queue import Runs
+from common.queue.sinklease import LEASE_MS, PartitionLostError, new_token
+from common.store import ObjectStore, open_store, outer_retry
+from common.store.retry import full_jitter_s
+from workers.batch import Limits
+from workers.partition import BatchRefusedError
+from workers.progress import ProgressWriter
+from workers.run_sink import RunSink, Standing
+
+if TYPE_CHECKING:
+    import redis
+
+log = logging.getLogger(__name__)
+
+RENEW_S = LEASE_MS / 3000
+SAY_S = 10.0
+PROBE_LIMIT_S = 20.0
+
+
+class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sink process is told.
+
+    Attributes:
+        runs: Serve only these; empty serves all that Redis knows.
+        limits: Of a batch.
+        grace_s: How long a stop may take.
+        state_dir: Where progress.json of each run is written, below its name.
+        poll_s: How often it looks.
+        until_done: Return when all of `runs` have ended.
+    """
+
+    runs: tuple[str, ...] = ()
+    limits: Limits = Limits()
+    grace_s: float = 25.0
+    state_dir: Path = Path(".headrace")
+    poll_s: float = 1.0
+    until_done: bool = False
+
+
+class _Served:
+    """A run, and when it may be tried again after its store failed."""
+
+    def __init__(self, sink: RunSink) -> None:
+        self.sink = sink
+        self.failures = 0
+        self.again_s = 0.0
+        self.said_s = float("-inf")
+        self.standing = Standing.GOES_ON
+
+
+class Sink:
+    """One sink process.
+
+    Args:
+        client: From `common.connect`.
+        options: What it is told.
+        open_output: Opens a run's output.
+    """
+
+    def __init__(
+        self,
+        client: "redis.Redis",
+        options: SinkOptions,
+        *,
+        open_output: Callable[[RunRecord], ObjectStore] | None = None,
+    ) -> None:
+        self._client = client
+        self._options = options
+        self._open = open_output or (lambda record: open_store(record.output, record.endpoint_url))
+        self._runs = Runs(client, where=connect.address_of(client))
+        self._token = new_token()
+        self._served: dict[str, _Served] = {}
+        self._said_redis_s = float("-inf")
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+
+    def stop(self) -> None:
+        """Ask for a clean stop; safe in a signal handler."""
+        self._stop.set()
+
+    def run(self) -> int:
+        """Serve until stopped, or until all named runs have ended.
+
+        Returns:
+            0, or 1 when a named run has ended with failures.
+
+        Raises:
+            StoreUnusableError: At start: an output refuses what would be refused later.
+            RedisUnusableError: At start.
+        """
+        self._find(at_start=True)
+        threads = [threading.Thread(target=self._renew, name="renew", daemon=True)]
+        progress = ProgressWriter(self._client, self._options.state_dir, self._sinks)
+        threads.append(threading.Thread(target=progress.run, args=[self._ended], daemon=True))
+        for thread in threads:
+            thread.start()
+        try:
+            while not self._stop.is_set() and not self._all_done():
+                if not self._pass():
+                    self._stop.wait(self._options.poll_s)
+            if self._stop.is_set():
+                self._flush()
+        finally:
+            self._ended.set()
+            self._release()
+        progress.write_all()
+        failed = any(served.standing is Standing.FAILED for served in self._served.values())
+        return 1 if failed else 0
+
+    def _pass(self, *, flush: bool = False) -> bool:
+        """Go once over all runs; True when something was stored, so that more may be due."""
+        try:
+            self._find()
+        except RedisUnusableError as error:
+            self._say_redis(error)
+            self._stop.wait(connect.jittered(2.0))
+            return False
+        before = sum(served.sink.stored_rows for served in self._served.values())
+        for name, served in list(self._served.items()):
+            if time.monotonic() >= served.again_s:
+                self._serve(name, served, flush=flush)
+        return sum(served.sink.stored_rows for served in self._served.values()) > before
+
+    def _serve(self, name: str, served: _Served, *, flush: bool) -> None:
+        try:
+            served.standing = served.sink.step(flush=flush)
+        except RedisUnusableError as error:
+            self._say_redis(error)
+            served.again_s = time.monotonic() + connect.jittered(2.0)
+        except (StoreUnusableError, BatchRefusedError) as error:
+            self._wait(name, served, error)
+        except HeadraceError as error:
+            self._wait(name, served, error)
+        else:
+            served.failures = 0
+            if served.standing is Standing.GONE:
+                del self._served[name]
+
+    def _wait(self, name: str, served: _Served, error: Exception) -> None:
+        """Let a run wait for its store, longer each time, and say so now and then."""
+        delay_s = full_jitter_s(served.failures)
+        served.failures += 1
+        served.again_s = time.monotonic() + delay_s
+        if time.monotonic() - served.said_s >= SAY_S:
+            served.said_s = time.monotonic()
+            log.warning("run %s waits, nothing is lost: %s", name, error)
+            served.sink.complain(str(error))
+
+    def _say_redis(self, error: Exception) -> None:
+        if time.monotonic() - self._said_redis_s >= SAY_S:
+            self._said_redis_s = time.monotonic()
+            log.warning("waiting for Redis, nothing is lost: %s", error)
+
+    def _find(self, *, at_start: bool = False) -> None:
+        """Open the output of runs that are new here."""
+        wanted: Sequence[str] = self._options.runs or self._runs.names()
+        for name in wanted:
+            record = self._runs.get(name)
+            known = self._served.get(name)
+            if record is None or (known and known.sink.record.uid == record.uid):
+                continue
+            try:
+                self._open_run(record, deadline_s=PROBE_LIMIT_S if at_start else 0.0)
+            except StoreUnusableError as error:
+                if at_start and len(wanted) == 1:
+                    raise
+                log.error("run %s has an output that cannot be used: %s", name, error)  # noqa: TRY400
+
+    def _open_run(self, record: RunRecord, *, deadline_s: float) -> None:
+        """Check with real calls what a sink needs, before anything depends on it."""
+        store = self._open(record)
+        outer_retry(store.probe, deadline_s=deadline_s)
+        if not store.conditional:
+            log.warning(
+                "%s does not honour conditional writes: one rare case remains in which a prompt "
+                "could be stored twice (protocol.md §7); verify finds it",
+                store.url,
+            )
+        sink = RunSink(self._client, store, record, token=self._token, limits=self._options.limits)
+        self._served[record.run] = _Served(sink)
+        log.info("serving run %s: %s", record.run, store.url)
+
+    def _all_done(self) -> bool:
+        done = {Standing.COMPLETED, Standing.FAILED}
+        return self._options.until_done and all(
+            name in self._served and self._served[name].standing in done
+            for name in self._options.runs
+        )
+
+    def _flush(self) -> None:
+        """Store what waits, within the grace."""
+        log.info("stopping: storing what waits, for at most %.0f s", self._options.grace_s)
+        deadline_s = time.monotonic() + self._options.grace_s
+        guard = threading.Timer(self._options.grace_s + 2.0, _end_hard)
+        guard.daemon = True
+        guard.start()
+        for served in self._served.values():
+            served.again_s = 0.0
+        while self._pass(flush=True) and time.monotonic() < deadline_s:
+            pass
+        guard.cancel()
+
+    def _release(self) -> None:
+        for sink in self._sinks():
+            try:
+                sink.release()
+            except (HeadraceError, PartitionLostError):
+                return  # the leases end by themselves
+
+    def _sinks(self) -> list[RunSink]:
+        return [served.sink for served in list(self._served.values())]
+
+    def _renew(self) -> None:
+        """Keep the leases while the other thread waits for a PUT."""
+        while not self._ended.wait(RENEW_S):
+            for sink in self._sinks():
+                for lease in list(sink.leases.values()):
+                    try:
+                        lease.take()
+                    except (HeadraceError, PartitionLostError) as error:
+                        # The storing thread finds out by its own calls.
+                        log.debug("a lease was not renewed: %s", error)
+
+
+def _end_hard() -> None:
+    # A PUT that hangs may take minutes; what it was to store is still in its stream.
+    log.error("the grace is over: leaving the rest in the streams")
+    os._exit(143)
