@@ -1,4 +1,4 @@
-"""The store's commit records: write one, read them, find the first that is missing.
+"""The store's commit records: write one, read them.
 
 A sequence of a partition is closed only by its manifest: a commit, an adoption, or `void`. So the
 manifests of a partition have no gaps, and sequence s + 1 is used only when that of s exists.
@@ -125,13 +125,3 @@ def read_all(store: ObjectStore, uid: str, listing: Iterable[str]) -> Iterator[M
                 "two runs must not share an output"
             )
         yield manifest
-
-
-def first_missing(closed: Iterable[int]) -> int:
-    """Give the lowest sequence, from 1, that no manifest closes."""
-    seq = 1
-    for number in sorted(set(closed)):
-        if number != seq:
-            break
-        seq += 1
-    return seq

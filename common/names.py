@@ -17,7 +17,8 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
     headrace:run:RUN:parked          zset   job id -> instant it was parked: suspects of server deaths
     headrace:run:RUN:results:PP      stream one completion, failure or cancellation an entry
     headrace:run:RUN:sink:PP         hash   token, deadline_ms, seq (last closed), intent (JSON), tries,
-                                            limit (most rows of a batch after one that failed),
+                                            limit (most rows of a batch after one that failed) and
+                                            until (the entry up to which that holds),
                                             error (why nothing is stored at present)
     headrace:run:RUN:sinks           zset   token of a sink that serves the run -> deadline, ms
     headrace:run:RUN:set_aside       hash   PP:ENTRY_ID -> entry that is nobody's result (cmsgpack)

@@ -14,14 +14,15 @@ from common.crashpoints import reached
 from common.errors import ConflictError, StateLostError
 from common.models import RunRecord
 from common.queue import Ledger, Runs
-from producer.accepted import Inputs, Say
+from producer.accepted import Inputs
 from producer.feeding import Feeder, Standing
 from producer.intake import Intake, place_rejects
 from producer.joining import Joined, find_run, make_run, new_record
 from producer.meter import MeterFor
 from producer.prompts.reader import STDIN
 from producer.prompts.rows import RowRules
-from producer.request import Asked, Fed, Outcome, Request
+from producer.reading import read
+from producer.request import Asked, Fed, Outcome, Request, Say
 
 
 class Call:
@@ -39,6 +40,7 @@ class Call:
         self._runs = Runs(self._client, where=self._where)
 
     def carry_out(self) -> Outcome:
+        """Carry out all steps; see `producer.enqueue`."""
         request = self._request
         joined = find_run(self._runs, request.run, request.asked)
         self._refuse_cancelled()

@@ -20,14 +20,20 @@ Failures:
 
 import logging
 from datetime import UTC, datetime
-from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
 from common import manifests
 from common.crashpoints import reached
 from common.errors import StoreDamagedError, StoreUnusableError
 from common.models import Entry, RunRecord
-from common.queue.sinklease import Intent, PartitionLease, PartitionLostError, Standing
+from common.queue.sinklease import (
+    NO_LIMIT,
+    Intent,
+    Limit,
+    PartitionLease,
+    PartitionLostError,
+    Standing,
+)
 from common.store import ObjectStore
 from common.streams import BrokenEntry, read_entries
 from workers.batch import Batch, Limits, Place, build
@@ -104,7 +110,7 @@ class PartitionSink:
     def _go_on(self, standing: Standing, intent: Intent) -> int:
         """Bring a begun sequence to its end."""
         if standing.tries >= MOST_TRIES:
-            self._give_up(intent)
+            self._give_up(standing, intent)
             return 0
         self._lease.attempt(intent)
         found = read_entries(
@@ -113,20 +119,23 @@ class PartitionSink:
         entries = [entry for entry in found if isinstance(entry, Entry)]
         if len(entries) != intent.rows:
             # A reconcile took out what the store had already, or a poison entry was set aside.
-            self._void(intent, limit=standing.limit)
+            self._void(intent)
             return 0
         return self._store(intent, entries)
 
     def _read_new(self, standing: Standing) -> list[Entry]:
         """Read the next batch from the stream's start; what cannot be stored is set aside."""
-        most_rows = min(self._limits.rows, standing.limit or self._limits.rows)
+        most_rows = self._limits.rows
         entries: list[Entry] = []
         total_bytes = 0
-        found = read_entries(self._client, self._record, self._lease.partition)
-        for entry in islice(found, most_rows):
+        for entry in read_entries(self._client, self._record, self._lease.partition):
             if isinstance(entry, BrokenEntry):
                 self._set_aside(entry)
                 continue
+            if not entries and standing.limit and standing.limit.holds_for(entry.entry_id):
+                most_rows = min(most_rows, standing.limit.rows)
+            if len(entries) == most_rows:
+                break
             total_bytes += len(entry.row)
             if entries and total_bytes > self._limits.bytes:
                 break
@@ -189,10 +198,12 @@ class PartitionSink:
             return False
         return True
 
-    def _give_up(self, intent: Intent) -> None:
+    def _give_up(self, standing: Standing, intent: Intent) -> None:
         """End a sequence whose batch failed too often, so that what stands behind it goes on."""
         if intent.rows > 1:
-            self._void(intent, limit=max(1, intent.rows // SHRINK))
+            known = standing.limit
+            until = known.until if known and known.holds_for(intent.first) else intent.last
+            self._void(intent, limit=Limit(max(1, intent.rows // SHRINK), until))
             return
         [entry] = read_entries(
             self._client, self._record, self._lease.partition, first=intent.first, last=intent.last
@@ -201,7 +212,7 @@ class PartitionSink:
             entry = BrokenEntry(entry_id=intent.first, why="its batch kept failing", entry=entry)
         self._set_aside(entry)
         reached("sink.set_aside")
-        self._void(intent, limit=None)
+        self._void(intent, limit=NO_LIMIT)
 
     def _set_aside(self, broken: BrokenEntry) -> None:
         replacement = unstorable(self._objects, self._record, broken, failed_at=now())
@@ -212,7 +223,7 @@ class PartitionSink:
         )
         self._lease.set_aside(broken.entry_id, replacement)
 
-    def _void(self, intent: Intent, *, limit: int | None) -> None:
+    def _void(self, intent: Intent, *, limit: Limit | None = None) -> None:
         """Close a sequence without committing anything."""
         manifest = manifests.void(
             self._record.uid, self._lease.partition, intent.seq, written_at=now()

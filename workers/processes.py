@@ -115,4 +115,4 @@ def _end(children: Sequence[Child], grace_s: float, *, stopped: bool) -> int:
 
 def own_command(*args: str) -> list[str]:
     """Give the command line that calls `workers` in this very environment."""
-    return [sys.executable, "-m", "workers.cli", *args]
+    return [sys.executable, "-m", "workers", *args]

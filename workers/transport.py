@@ -187,7 +187,7 @@ class Transport:
 
 
 def _parts(response: httpx.Response) -> AsyncIterable[bytes]:
-    """Give the body's parts; only what is encoded against our wish goes through httpx's decoders."""
+    """Give the body's parts; what is encoded against our wish goes through httpx's decoders."""
     encoded = any(name.lower() == b"content-encoding" for name, _ in response.headers.raw)
     if encoded or not isinstance(response.stream, httpx.AsyncByteStream):
         return response.aiter_bytes()

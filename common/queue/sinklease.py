@@ -41,6 +41,29 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
 
 
+class Limit(msgspec.Struct, frozen=True):
+    """Most rows of a batch that begins at or before the entry `until`.
+
+    A batch of so many kept failing: smaller ones find the entry that is to blame.
+    """
+
+    rows: int
+    until: str
+
+    def holds_for(self, entry_id: str) -> bool:
+        """Tell whether a batch that begins with this entry falls under it."""
+        return _order(entry_id) <= _order(self.until)
+
+
+def _order(entry_id: str) -> tuple[int, int]:
+    ms, _, number = entry_id.partition("-")
+    return int(ms), int(number)
+
+
+NO_LIMIT = Limit(0, "")
+"""Lifts a limit."""
+
+
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Where a partition stands, as the sink that has just taken it reads it.
 
@@ -48,13 +71,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         seq: The last closed sequence.
         intent: Of the sequence after it, None when none is begun.
         tries: How often that intent was attempted without coming to its end.
-        limit: Most rows of the next batches, None without limit: one before them kept failing.
+        limit: See `Limit`; None without one.
     """
 
     seq: int
     intent: Intent | None
     tries: int
-    limit: int | None
+    limit: Limit | None
 
 
 class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +171,7 @@ class PartitionLease:
             seq=int(reply[1]),
             intent=msgspec.json.decode(text, type=Intent) if text else None,
             tries=int(reply[3]),
-            limit=int(reply[4]) or None,
+            limit=Limit(int(reply[4]), reply[5].decode()) if reply[4] else None,
         )
 
     def intend(self, intent: Intent) -> None:
@@ -170,7 +193,7 @@ class PartitionLease:
         entries: Sequence[tuple[str, int]] = (),
         stored_rows: int = 0,
         stored_bytes: int = 0,
-        limit: int | None = None,
+        limit: Limit | None = None,
     ) -> None:
         """Acknowledge a sequence whose manifest stands.
 
@@ -180,7 +203,7 @@ class PartitionLease:
                 a void.
             stored_rows: Records that it commits.
             stored_bytes: Bytes of its objects.
-            limit: Most rows of the next batches.
+            limit: Of the next batches; None leaves it as it is.
         """
         flat = [part for entry in entries for part in entry]
         self._call(
@@ -189,7 +212,7 @@ class PartitionLease:
             intent.seq,
             stored_rows,
             stored_bytes,
-            limit or "",
+            *((limit.rows, limit.until) if limit else ("", "")),
             *flat,
         )
 

@@ -8,9 +8,8 @@ import msgspec
 
 from common.errors import UsageError
 from producer.enqueue import enqueue
-from producer.joining import Asked
 from producer.prompts.rows import RowRules
-from producer.request import Request, run_name
+from producer.request import Asked, Request, run_name
 from producer.summary import as_json, as_text, next_lines
 
 _NOT_BY_PARAM = {

@@ -126,6 +126,26 @@ def test_other_rows_under_the_name_are_refused_and_change_nothing(store: ObjectS
     assert store.get("shards/x.jsonl.zst") == first
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_s3_keeps_the_hash_of_the_rows_beside_any_bytes(
+    places: Callable[[str], Place], prefix: str, kind: str
+) -> None:
+    store = places(kind).open(prefix)
+    store.probe()
+    store.put_if_absent("shards/a.bin", b"written by one version", rows_sha256="a" * 64)
+
+    assert store.put_if_absent("shards/a.bin", b"and by another", rows_sha256="a" * 64)
+    assert not store.put_if_absent("shards/a.bin", b"and by another", rows_sha256="b" * 64)
+
+
+def test_a_name_that_ends_in_its_rows_hash_holds_no_other_rows(store: ObjectStore) -> None:
+    digest, first = digest_name(ROWS)
+    name = f"shards/00-00000001-{first}.parquet"
+
+    assert store.put_if_absent(name, b"written by one version", rows_sha256=digest)
+    assert store.put_if_absent(name, b"and by another", rows_sha256=digest)
+
+
 def test_without_a_rows_hash_the_bytes_decide(store: ObjectStore) -> None:
     assert store.put_if_absent("run.json", b'{"uid":"1"}')
 

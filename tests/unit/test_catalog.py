@@ -148,11 +148,6 @@ def test_manifests_of_another_run_are_refused() -> None:
         catalog.manifests_of(store, "mine")
 
 
-@pytest.mark.parametrize(("closed", "missing"), [([], 1), ([1, 2], 3), ([2, 1, 4], 3), ([2], 1)])
-def test_the_first_missing_sequence_is_found(closed: list[int], missing: int) -> None:
-    assert manifests.first_missing(closed) == missing
-
-
 def test_a_missing_or_damaged_object_is_named() -> None:
     store = MemoryStore()
     store.put_if_absent("keys/x", b"no frame")

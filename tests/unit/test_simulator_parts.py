@@ -158,13 +158,13 @@ def test_faults_are_used_up_in_the_order_they_were_armed() -> None:
     for fault in ("nan:count=1,match=BAD", "abort:count=2", "half:rate=0.5"):
         book.arm(parse_fault(fault))
 
-    def taken(raw: bytes, draw: float = 0.9) -> str | None:
-        fault = book.take(raw, draw)
+    def taken(raw: bytes, digest: str = "f" * 32) -> str | None:
+        fault = book.take(raw, digest)
         return fault.kind if fault else None
 
     assert taken(b"GOOD") == "abort"
     assert taken(b"BAD") == "nan"
     assert taken(b"BAD") == "abort"
-    assert taken(b"BAD", draw=0.4) == "half"
-    assert taken(b"BAD", draw=0.6) is None
+    assert taken(b"BAD", digest="0" * 32) == "half"
+    assert taken(b"BAD", digest="f" * 32) is None
     assert [fault.kind for fault in book.armed()] == ["half"]

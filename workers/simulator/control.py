@@ -43,14 +43,14 @@ class Control:
     def answer(self, index: int | None, connection: Connection, request: Request) -> None:
         """Answer for the server at `index`; None means all."""
         chosen = self._servers if index is None else [self._servers[index]]
-        if request.path == "/_sim/state":
+        if request.head.path == "/_sim/state":
             states = [state_of(server) for server in chosen]
             connection.send(_json(states if index is None else states[0]))
             return
-        if request.path != "/_sim/faults":
+        if request.head.path != "/_sim/faults":
             connection.send(errors.NOT_FOUND)
             return
-        if request.method == "POST":
+        if request.head.method == "POST":
             try:
                 faults = _decode(request.body)
                 for fault in faults:
@@ -60,7 +60,7 @@ class Control:
                 return
             for fault in faults:
                 self.arm(fault, index)
-        elif request.method == "DELETE":
+        elif request.head.method == "DELETE":
             self.clear(chosen)
         armed = {str(server.index): server.record.faults.armed() for server in chosen}
         connection.send(_json(armed))

@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from workers.simulator.hashing import share
+
 _standard = statistics.NormalDist()
 _FIELDS = ("kind", "mean", "sigma")
 _ARITY = {"fixed": 1, "exp": 1, "lognormal": 2, "max": 0}
@@ -30,8 +32,8 @@ class Distribution(msgspec.Struct, frozen=True):
     mean: float = 0.0
     sigma: float = 0.0
 
-    def quantile(self, share: float) -> float:
-        """Give the value below which `share` (in (0, 1)) of all draws lie.
+    def quantile(self, portion: float) -> float:
+        """Give the value below which `portion` (in (0, 1)) of all draws lie.
 
         Returns:
             A number >= 0; infinity for `max`.
@@ -39,11 +41,15 @@ class Distribution(msgspec.Struct, frozen=True):
         if self.kind == "fixed":
             return self.mean
         if self.kind == "exp":
-            return -self.mean * math.log1p(-share)
+            return -self.mean * math.log1p(-portion)
         if self.kind == "max":
             return math.inf
         middle = math.log(self.mean) - self.sigma**2 / 2
-        return math.exp(middle + self.sigma * _standard.inv_cdf(share))
+        return math.exp(middle + self.sigma * _standard.inv_cdf(portion))
+
+    def draw(self, digest: str, salt: int) -> float:
+        """Draw the number that belongs to a request; see `hashing.share`."""
+        return self.mean if self.kind == "fixed" else self.quantile(share(digest, salt))
 
 
 def parse_distribution(text: str) -> Distribution:

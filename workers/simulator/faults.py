@@ -20,7 +20,8 @@ Of the server, from now (or `after_s`) on, for `for_s` seconds or until `revive`
     revive     ends all of these at once
 
 Of requests: the next `count`, those whose body holds `match`, a share `rate` of them (by their
-hash and rid), or all of them for `for_s` seconds. See `REQUEST_KINDS` for what each one does.
+hash, so that a repeat fares the same), or all of them for `for_s` seconds. `REQUEST_KINDS` lists
+what each one does.
 """
 
 import math
@@ -29,9 +30,12 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
+from workers.simulator.hashing import share
+
 ServerKind = Literal["die", "refuse", "starting", "draining", "hang", "stall", "slow", "revive"]
 Stage = Literal["arrival", "end"]
 
+_CHANCE = 2  # which of a hash's numbers decides
 SERVER_KINDS: frozenset[str] = frozenset(get_args(ServerKind))
 # Every kind that hits one request, and when: before anything runs, or instead of the answer of a
 # request that has run. `at_end` changes it.
@@ -146,12 +150,12 @@ class FaultBook:
         now = time.monotonic()
         return [fault for fault, until in self._armed if until > now]
 
-    def take(self, raw: bytes, draw: float) -> Fault | None:
+    def take(self, raw: bytes, digest: str) -> Fault | None:
         """Find the fault that hits a request, and use it up by one.
 
         Args:
             raw: Its body, in which `match` is looked for.
-            draw: A number in (0, 1) of this request, compared with `rate`.
+            digest: Its hash, which decides whether a `rate` hits it.
         """
         if not self._armed:
             return None
@@ -159,7 +163,7 @@ class FaultBook:
         for place, (fault, until) in enumerate(self._armed):
             if until <= now or (fault.match is not None and fault.match.encode() not in raw):
                 continue
-            if fault.rate is not None and draw >= fault.rate:
+            if fault.rate is not None and share(digest, _CHANCE) >= fault.rate:
                 continue
             if fault.count is not None:
                 fault.count -= 1

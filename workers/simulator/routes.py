@@ -70,7 +70,7 @@ class Routes:
         self, connection: Connection, request: Request, serving: Serving, state: State
     ) -> None:
         """Answer a request, now or later."""
-        path, method = request.path, request.method
+        path, method = request.head.path, request.head.method
         if self._settings.api_key is not None and not self._authorized(request):
             connection.send(errors.UNAUTHORIZED)
             return
@@ -85,24 +85,24 @@ class Routes:
             route(connection, request, serving, state)
 
     def _authorized(self, request: Request) -> bool:
-        if request.path.startswith(_OPEN_PATHS):
+        if request.head.path.startswith(_OPEN_PATHS):
             return True
         # Header values come in lower case; a key that differs only in case passes here.
         key = (self._settings.api_key or "").lower().encode()
-        return request.header(b"authorization") == b"bearer " + key
+        return request.head.header(b"authorization") == b"bearer " + key
 
     def _other(self, connection: Connection, request: Request) -> None:
-        path = request.path
+        path, method = request.head.path, request.head.method
         allowed = [
-            method
-            for method, routes in (("GET", self._gets), ("POST", {**self._posts, **_APIS}))
+            each
+            for each, routes in (("GET", self._gets), ("POST", {**self._posts, **_APIS}))
             if path in routes
         ]
         if path.startswith("/_sim/"):
             self._control(connection, request)
         elif allowed:
             connection.send(errors.method_not_allowed(", ".join(allowed)))
-        elif path.startswith("/v1/models/") and request.method == "GET":
+        elif path.startswith("/v1/models/") and method == "GET":
             connection.send(_model_card(path.removeprefix("/v1/models/"), self._settings))
         else:
             connection.send(errors.NOT_FOUND)

@@ -20,7 +20,7 @@ from workers.simulator.checks import Body, Plan
 from workers.simulator.engine import End, Engine
 from workers.simulator.errors import Api
 from workers.simulator.faults import Fault
-from workers.simulator.hashing import request_hash, share
+from workers.simulator.hashing import request_hash
 from workers.simulator.journal import Ident
 from workers.simulator.open_request import OpenRequest
 from workers.simulator.record import ServerRecord
@@ -28,7 +28,7 @@ from workers.simulator.settings import Settings
 from workers.simulator.wire import Connection, Reply, Request
 
 _decode = msgspec.json.Decoder().decode
-_LENGTH, _LATENCY, _CHANCE = 0, 1, 2  # which of a hash's numbers decides what
+_LENGTH, _LATENCY = 0, 1  # which of a hash's numbers decides what
 _UNANSWERED = frozenset({"disconnected", "died", "reset"})
 # The plan of a request that a fault ends before it is read.
 _UNREAD = Plan((), "", 1, 1, 0, 1, batch=False, ignore_eos=False, thinking=False)
@@ -68,7 +68,7 @@ class Serving:
 
     def arrive(self, connection: Connection, api: Api, raw: Request) -> None:
         """Take a POST to one of the generation APIs."""
-        if b"application/json" not in raw.header(b"content-type"):
+        if b"application/json" not in raw.head.content_type:
             connection.send(errors.wrong_content_type())
             return
         try:
@@ -80,7 +80,7 @@ class Serving:
         number = next(NUMBERS)
         ident = Ident(_first_rid(body) or f"{self._epoch}{number:016x}", digest, number)
         self._begin(ident)
-        fault = self.record.faults.take(raw.body, share(digest, _CHANCE))
+        fault = self.record.faults.take(raw.body, digest)
         if fault is not None and fault.stage == "arrival":
             self._strike(connection, api, fault, ident)
             return
@@ -111,13 +111,13 @@ class Serving:
         fault: Fault | None = None,
     ) -> OpenRequest:
         settings = self._settings
-        natural = settings.answer_tokens.quantile(share(ident.digest, _LENGTH))
+        natural = settings.answer_tokens.draw(ident.digest, _LENGTH)
         if plan.ignore_eos or math.isinf(natural):
             natural = plan.max_tokens + 1
         natural = max(round(natural), plan.min_tokens, 1)
         tokens = min(natural, plan.max_tokens)
         latency = settings.latency
-        work = tokens if latency is None else latency.quantile(share(ident.digest, _LATENCY))
+        work = tokens if latency is None else latency.draw(ident.digest, _LATENCY)
         return OpenRequest(
             connection=connection,
             api=api,

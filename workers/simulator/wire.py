@@ -7,6 +7,7 @@ malformed gets 400 and the connection is closed.
 
 import asyncio
 import contextlib
+import functools
 import socket
 import struct
 import time
@@ -39,26 +40,39 @@ class Reply(NamedTuple):
     headers: bytes = b"vary: Origin\r\n"
 
 
-class Request(NamedTuple):
-    """One request as it came.
+class Head(NamedTuple):
+    """Request line and headers.
 
     Attributes:
         method: Upper case, e.g. `POST`.
         path: Without the query.
         query: What follows the question mark.
-        head: Request line and headers, in lower case.
-        body: Bytes of the body.
+        length: Bytes of the body; -1 when it comes in chunks.
+        content_type: In lower case.
+        lower: All of it, in lower case.
     """
 
     method: str
     path: str
     query: str
-    head: bytes
-    body: bytes
+    length: int
+    content_type: bytes
+    lower: bytes
+
+    def has(self, line: bytes) -> bool:
+        """Whether this line (`name: value`, lower case) is among the headers."""
+        return b"\r\n" + line in self.lower
 
     def header(self, name: bytes) -> bytes:
         """Give a header's value in lower case, or nothing when it is not there."""
-        return _header(self.head, name)
+        return _header(self.lower, name)
+
+
+class Request(NamedTuple):
+    """One request as it came."""
+
+    head: Head
+    body: bytes
 
 
 class Handler(Protocol):
@@ -210,13 +224,12 @@ class Connection(asyncio.Protocol):
             if len(self._buffer) > _MAX_HEAD_BYTES:
                 raise ValueError("head too long")
             return None
-        raw = bytes(self._buffer[:end])
-        head = raw.lower()
+        head = parse_head(bytes(self._buffer[:end]))
         start = end + 4
-        if b"\r\ntransfer-encoding: chunked" in head:
+        if head.length < 0:
             body, stop = _chunked(self._buffer, start)
         else:
-            stop = start + int(_header(head, b"content-length") or 0)
+            stop = start + head.length
             body = bytes(self._buffer[start:stop]) if len(self._buffer) >= stop else None
         if body is None:
             self._needed = stop
@@ -225,17 +238,31 @@ class Connection(asyncio.Protocol):
         del self._buffer[:stop]
         self._needed = 0
         self._said_continue = False
-        if b"\r\nconnection: close" in head:
+        if head.has(b"connection: close"):
             self.close_after = True
-        method, target, _ = raw[: (raw.find(b"\r\n") + 1 or len(raw) + 1) - 1].split(b" ")
-        path, _, query = target.decode("ascii").partition("?")
-        return Request(method.decode("ascii"), path, query, head, body)
+        return Request(head, body)
 
-    def _answer_expect(self, head: bytes) -> None:
-        if b"\r\nexpect: 100-continue" in head and not self._said_continue:
+    def _answer_expect(self, head: Head) -> None:
+        if head.has(b"expect: 100-continue") and not self._said_continue:
             self._said_continue = True
             if self._transport is not None:
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_head(raw: bytes) -> Head:
+    """Read what comes before a body; clients that keep a connection send few different ones.
+
+    Raises:
+        ValueError: If it is not HTTP/1.
+    """
+    lower = raw.lower()
+    line, _, _ = raw.partition(b"\r\n")
+    method, target, _ = line.decode("ascii").split(" ")
+    path, _, query = target.partition("?")
+    chunked = b"\r\ntransfer-encoding: chunked" in lower
+    length = -1 if chunked else int(_header(lower, b"content-length") or 0)
+    return Head(method, path, query, length, _header(lower, b"content-type"), lower)
 
 
 def _header(head: bytes, name: bytes) -> bytes:

@@ -86,7 +86,7 @@ local function close()
     local seq = math.max(tonumber(state[1] or 0), tonumber(ARGV[i]))
     redis.call('HSET', sink, 'seq', seq)
     if state[2] and cjson.decode(state[2]).seq <= seq then
-      redis.call('HDEL', sink, 'intent', 'tries', 'limit')
+      redis.call('HDEL', sink, 'intent', 'tries')
     end
   end
   redis.call('HSET', run_key(run), 'reconciled', run_id)

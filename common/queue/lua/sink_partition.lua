@@ -13,7 +13,8 @@ local stream = results_key(run, partition)
 
 local known = redis.call('HMGET', run_key(run), 'uid', 'reconciled', 'bits')
 if known[1] ~= uid then return {'unknown'} end
-local state = redis.call('HMGET', sink, 'token', 'deadline_ms', 'seq', 'intent', 'tries', 'limit')
+local state = redis.call('HMGET', sink, 'token', 'deadline_ms', 'seq', 'intent', 'tries', 'limit',
+  'until')
 local held_by, deadline_ms, seq = state[1], tonumber(state[2] or 0), tonumber(state[3] or 0)
 local intent = state[4] or ''
 
@@ -26,14 +27,15 @@ end
 if known[2] ~= server_run_id() then return {'unreconciled'} end
 
 -- Take the partition, or renew it. ARGV: how long (ms).
--- Returns {'ok', last closed sequence, standing intent or '', tries, limit or 0}.
+-- Returns {'ok', last closed sequence, standing intent or '', tries, limit or 0, until or ''}.
 local function take()
   local now = now_ms()
   if held_by and held_by ~= token and deadline_ms > now then
     return {'held', string.format('%.0f', deadline_ms - now)}
   end
   redis.call('HSET', sink, 'token', token, 'deadline_ms', string.format('%.0f', now + tonumber(ARGV[6])))
-  return {'ok', seq, intent, tonumber(state[5] or 0), tonumber(state[6] or 0)}
+  return {'ok', seq, intent, tonumber(state[5] or 0), tonumber(state[6] or 0),
+    state[7] or ''}
 end
 
 if operation == 'take' then return take() end
@@ -55,13 +57,14 @@ local function attempt()
 end
 
 -- A manifest stands: delete its entries by id, go on to the next sequence, clear the intent.
--- ARGV: intent, its sequence, records and bytes now in the store, limit of the next batches or '',
---   then pairs: entry id, length of its row. A void acknowledges nothing.
+-- ARGV: intent, its sequence, records and bytes now in the store, limit of the next batches ('' as it
+--   is, 0 none) and the entry until which it holds, then pairs: entry id, length of its row.
+--   A void acknowledges nothing.
 local function close()
   -- After a rewind the same token may stand with an older intent, whose entries these are not.
   if intent ~= ARGV[6] then return {'changed'} end
   local bytes, entries = 0, 0
-  for i = 11, #ARGV, 2 do
+  for i = 12, #ARGV, 2 do
     if redis.call('XDEL', stream, ARGV[i]) == 1 then
       bytes = bytes + tonumber(ARGV[i + 1]) + 100
       entries = entries + 1
@@ -71,9 +74,9 @@ local function close()
   count(run, 'stream_entries', -entries)
   count(run, 's3_uploaded', tonumber(ARGV[8]))
   count(run, 's3_bytes', tonumber(ARGV[9]))
-  redis.call('HDEL', sink, 'intent', 'tries', 'limit', 'error')
+  redis.call('HDEL', sink, 'intent', 'tries', 'error')
   redis.call('HSET', sink, 'seq', ARGV[7])
-  if ARGV[10] ~= '' then redis.call('HSET', sink, 'limit', ARGV[10]) end
+  if ARGV[10] ~= '' then redis.call('HSET', sink, 'limit', ARGV[10], 'until', ARGV[11]) end
   return {'ok', entries}
 end
 
