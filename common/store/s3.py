@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 T = TypeVar("T")
+Outcome = Literal["written", "exists", "again"]
 
 SDK_ATTEMPTS = 5
 
@@ -94,9 +95,8 @@ class S3Store:
         """Write, read and list an object in the very prefix; find out about conditions."""
         name = f"_probe/{secrets.token_hex(8)}"
         first, second = b"first", b"second"
-        with self._mapped("PutObject"):
-            self._probe_first(name, first)
-        stored_twice = self._write_once(name, second) == "written"
+        self._write_settled(name, first)  # "exists" would be boto3's repetition of a success
+        stored_twice = self._write_settled(name, second) == "written"
         self.conditional = not stored_twice
         expected = second if stored_twice else first
         if self.get(name) != expected:
@@ -123,9 +123,7 @@ class S3Store:
             if outcome == "exists" and (same := self._holds(name, data, identity)) is not None:
                 return same
             self._sleep(full_jitter_s(tries))
-        raise StoreUnusableError(
-            f"PutObject on {self.url}/{name}: always another write under way (409)", retryable=True
-        )
+        raise self._never_settled(name)
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, replacing what is there."""
@@ -161,32 +159,35 @@ class S3Store:
         with self._mapped("DeleteObject"):
             self._client.call(lambda client: client.delete_object(Bucket=self._bucket, Key=key))
 
-    def _probe_first(self, name: str, data: bytes) -> None:
-        try:
-            self._send(name, data, identity_of(data, ""), self._condition)
-        except ClientError as error:
-            status = s3_errors.status_of(error)
-            if status == s3_errors.NOT_IMPLEMENTED:
-                # A server that refuses the header honestly is used without it.
-                self._condition = {}
-                self._send(name, data, identity_of(data, ""), self._condition)
-            elif status != s3_errors.PRECONDITION_FAILED:  # boto3 repeated its own success
-                raise
+    def _write_settled(self, name: str, data: bytes) -> Outcome:
+        for tries in range(_WRITE_TRIES):
+            outcome = self._write_once(name, data, identity_of(data, ""))
+            if outcome != "again":
+                return outcome
+            self._sleep(full_jitter_s(tries))
+        raise self._never_settled(name)
 
-    def _write_once(
-        self, name: str, data: bytes, identity: str = ""
-    ) -> Literal["written", "exists", "conflict"]:
+    def _write_once(self, name: str, data: bytes, identity: str) -> Outcome:
         with self._mapped("PutObject"):
             try:
-                self._send(name, data, identity or identity_of(data, ""), self._condition)
+                self._send(name, data, identity, self._condition)
             except ClientError as error:
                 status = s3_errors.status_of(error)
                 if status == s3_errors.PRECONDITION_FAILED:
                     return "exists"
                 if status == s3_errors.CONFLICT:
-                    return "conflict"
+                    return "again"
+                if status == s3_errors.NOT_IMPLEMENTED and self._condition:
+                    # A server that refuses the header honestly is used without it.
+                    self._condition = {}
+                    return "again"
                 raise
         return "written"
+
+    def _never_settled(self, name: str) -> StoreUnusableError:
+        return StoreUnusableError(
+            f"PutObject on {self.url}/{name}: always another write under way (409)", retryable=True
+        )
 
     def _send(self, name: str, data: bytes, identity: str, condition: dict[str, Any]) -> None:
         key = self._stem + checked_name(name)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 Checksums = Literal["when_required", "when_supported"]
 
 CONNECT_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 30.0
 CONNECTIONS = 8
 
 

@@ -14,7 +14,7 @@ from common.store import open_store
 from common.store.s3 import S3Store
 from tests.support import s3_proxy as fault
 from tests.support.s3 import S3Server
-from tests.support.s3_proxy import FaultProxy, Request
+from tests.support.s3_proxy import Fault, FaultProxy, Request
 
 PREFIX = "team/run"
 
@@ -112,12 +112,21 @@ def test_a_server_that_refuses_conditions_is_used_without_them(
     assert not unprobed.put_if_absent("a", b"2")
 
 
-def test_a_first_answer_lost_does_not_fool_the_probe(unprobed: S3Store, proxy: FaultProxy) -> None:
-    proxy.plan = fault.once(fault.RESET_AFTER)
+@pytest.mark.parametrize(
+    "spoiled", [[fault.RESET_AFTER], [fault.CONFLICT], [None, fault.CONFLICT]]
+)
+@pytest.mark.parametrize("honoured", [True, False])
+def test_a_spoiled_request_does_not_fool_the_probe(
+    unprobed: S3Store, proxy: FaultProxy, spoiled: list[Fault | None], *, honoured: bool
+) -> None:
+    spoil = fault.in_turn(spoiled)
+
+    otherwise = None if honoured else fault.CONDITION_IGNORED
+    proxy.plan = lambda request: spoil(request) or otherwise
 
     unprobed.probe()
 
-    assert unprobed.conditional
+    assert unprobed.conditional == honoured
 
 
 def test_a_server_that_is_away_may_come_back(moto: S3Server, bucket: str) -> None:

@@ -51,7 +51,6 @@ class World:
         uid: str = "0" * 31 + "1",
         sealed: bool = True,
     ) -> None:
-        self.client = client
         self.store = store
         self.record = RunRecord(
             run=RUN,
@@ -61,14 +60,18 @@ class World:
             created_at="2026-01-01T00:00:00+00:00",
             partitions=partitions,
         )
-        self.runs = Runs(client)
-        self.ledger = Ledger(client, self.record)
-        self.jobs = Jobs(client, epoch="e1", group="gpu0@test", server=SERVER)
         self.accepted = 0
-        self.seq = 0
+        self.use(client)
         store.put_if_absent(names.RUN_JSON, msgspec.json.encode(self.record))
         self.runs.create(self.record)
         self.accept(prompts, sealed=sealed)
+
+    def use(self, client: "redis.Redis") -> None:
+        """Go on with another client, as after a restart of the server."""
+        self.client = client
+        self.runs = Runs(client)
+        self.ledger = Ledger(client, self.record)
+        self.jobs = Jobs(client, epoch="e1", group="gpu0@test", server=SERVER)
 
     # --- Prompts ---------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class Fault:
         reset: Where to break the connection: "before" the request's body is read, "mid" body,
             "after" the server applied it, "reply" in the midst of the server's answer.
         delay_s: Wait before forwarding.
+        without: A header (lower case) that the server behind does not get.
     """
 
     status: int = 0
@@ -37,6 +38,7 @@ class Fault:
     headers: tuple[tuple[str, str], ...] = ()
     reset: str = ""
     delay_s: float = 0.0
+    without: str = ""
 
 
 def answer(status: int, code: str, **headers: str) -> Fault:
@@ -57,6 +59,7 @@ RESET_BEFORE = Fault(reset="before")
 RESET_MID = Fault(reset="mid")
 RESET_AFTER = Fault(reset="after")
 HALF_REPLY = Fault(reset="reply")
+CONDITION_IGNORED = Fault(without="if-none-match")
 
 
 @dataclass
@@ -173,7 +176,9 @@ class FaultProxy:
             return reset(writer)
         request.body = await reader.readexactly(length)
         await asyncio.sleep(fault.delay_s)
-        reply = reply_of(request, fault) if fault.status else await self._forward(head, request)
+        reply = (
+            reply_of(request, fault) if fault.status else await self._forward(head, request, fault)
+        )
         if fault.reset == "after":
             return reset(writer)
         if fault.reset == "reply":
@@ -185,10 +190,10 @@ class FaultProxy:
         await writer.drain()
         return None
 
-    async def _forward(self, head: bytes, request: Request) -> bytes:
+    async def _forward(self, head: bytes, request: Request, fault: Fault) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._upstream_port)
-        # Neither header is signed. One request a connection: its answer ends with it.
-        dropped = (b"connection:", b"expect:")
+        # The first two are not signed. One request a connection: its answer ends with it.
+        dropped = (b"connection:", b"expect:", f"{fault.without or 'expect'}:".encode())
         lines = [ln for ln in head.split(b"\r\n")[:-2] if not ln.lower().startswith(dropped)]
         writer.write(b"\r\n".join([*lines, b"Connection: close", b"", b""]) + request.body)
         await writer.drain()

@@ -1,0 +1,231 @@
+"""`producer enqueue` killed, doubled or without room: the same call again is enough."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+import redis
+
+from common import names
+from common.ids import key_of
+from common.models import Counts, InputRow
+from common.queue import Runs
+from common.store.frames import decompress
+from tests.support.producer_cli import Ended, producer, start
+from tests.support.redis_server import RedisServer
+from tests.support.server_process import wait_until
+
+ROWS = 4_500
+POINTS = [
+    "enqueue.created",
+    "enqueue.opened",
+    "enqueue.inputs",
+    "enqueue.queued",
+    "enqueue.queued:3",
+    "enqueue.sealed",
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    lines = (json.dumps({"id": number, "prompt": f"count to {number}"}) for number in range(ROWS))
+    (tmp_path / "p.jsonl").write_text("".join(line + "\n" for line in lines))
+    return tmp_path
+
+
+@pytest.fixture
+def arguments(valkey: RedisServer) -> list[str]:
+    return [
+        *("enqueue", "p.jsonl", "--output", "out", "--max-tokens", "64", "--json"),
+        *("--redis", valkey.url),
+    ]
+
+
+def accepted(folder: Path) -> set[str]:
+    return {
+        msgspec.json.decode(line, type=InputRow).key
+        for path in (folder / "out" / "inputs").glob("*.zst")
+        for line in decompress(path.read_bytes()).splitlines()
+    }
+
+
+def queued_jobs(client: "redis.Redis") -> list[str]:
+    raw = cast("list[bytes]", client.lrange(names.rq_queue("p"), 0, -1))
+    return [key.decode() for key in raw]
+
+
+def is_whole(folder: Path, client: "redis.Redis") -> None:
+    """Every prompt once in the ledger, the queue and `inputs/`, and the run sealed."""
+    keys = {key_of("p", b"%d" % number).hex() for number in range(ROWS)}
+    runs = Runs(client)
+    assert runs.counts("p") == Counts(total=ROWS, queued=ROWS)
+    jobs = queued_jobs(client)
+    assert set(jobs) == keys
+    assert len(jobs) == ROWS
+    assert accepted(folder) == keys
+    state = runs.state("p")
+    assert state is not None
+    assert state.sealed
+    last = max(path.name for path in (folder / "out" / "inputs").iterdir())
+    assert "-seal-" in last
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_anywhere_costs_nothing_but_the_same_call_again(
+    folder: Path, arguments: list[str], redis_client: "redis.Redis", point: str
+) -> None:
+    killed = producer(*arguments, cwd=folder, env={"HEADRACE_CRASH_AT": point})
+    state = Runs(redis_client).state("p")
+    before = set(queued_jobs(redis_client))
+
+    again = producer(*arguments, cwd=folder)
+
+    assert killed.code == -signal.SIGKILL
+    assert state is not None
+    assert not state.sealed
+    assert again.code == 0
+    assert again.told["enqueued"] + again.told["already_queued"] == ROWS
+    assert again.told["already_queued"] == len(before)
+    is_whole(folder, redis_client)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_no_prompt_is_queued_before_it_is_in_the_store(
+    folder: Path, arguments: list[str], redis_client: "redis.Redis", point: str
+) -> None:
+    producer(*arguments, cwd=folder, env={"HEADRACE_CRASH_AT": point})
+
+    assert set(queued_jobs(redis_client)) <= accepted(folder)
+
+
+def test_two_producers_of_one_file_at_once_make_one_run(
+    folder: Path, arguments: list[str], redis_client: "redis.Redis"
+) -> None:
+    processes = [start(*arguments, cwd=folder) for _ in range(2)]
+
+    ended = [process.communicate(timeout=60) for process in processes]
+
+    assert [process.returncode for process in processes] == [0, 0], ended
+    told = [json.loads(out) for out, _ in ended]
+    assert sum(one["enqueued"] for one in told) == ROWS
+    assert [one["enqueued"] + one["already_queued"] for one in told] == [ROWS, ROWS]
+    is_whole(folder, redis_client)
+
+
+def fill(client: "redis.Redis", room_bytes: int) -> None:
+    """Leave about so much room below maxmemory."""
+    used = int(client.info("memory")["used_memory"])
+    client.config_set("maxmemory", used + room_bytes)
+
+
+def until_it_says(process: Any, word: bytes) -> bytes:
+    seen = b""
+    while word not in seen:
+        line = process.stderr.readline()
+        assert line, seen
+        seen += line
+    return seen
+
+
+def test_a_full_redis_is_waited_for_and_nothing_is_lost(
+    folder: Path, arguments: list[str], redis_client: "redis.Redis"
+) -> None:
+    fill(redis_client, 1_000_000)
+    process = start(*arguments, cwd=folder)
+    until_it_says(process, b"Redis is full")
+    within = Runs(redis_client).counts("p").total
+
+    redis_client.config_set("maxmemory", 0)
+    process.communicate(timeout=60)
+
+    assert within < ROWS
+    assert process.returncode == 0
+    is_whole(folder, redis_client)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_waiting_for_room_may_be_interrupted_and_gone_on_with(
+    folder: Path,
+    arguments: list[str],
+    redis_client: "redis.Redis",
+    number: signal.Signals,
+    code: int,
+) -> None:
+    fill(redis_client, 1_000_000)
+    process = start(*arguments, cwd=folder)
+    until_it_says(process, b"Redis is full")
+
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    redis_client.config_set("maxmemory", 0)
+    again = producer(*arguments, cwd=folder)
+
+    assert process.returncode == code
+    assert b"the same call again goes on" in err
+    assert b"Traceback" not in err
+    assert again.code == 0
+    is_whole(folder, redis_client)
+
+
+def test_a_producer_that_was_killed_keeps_the_run_open(
+    folder: Path, arguments: list[str], redis_client: "redis.Redis"
+) -> None:
+    producer(*arguments, cwd=folder, env={"HEADRACE_CRASH_AT": "enqueue.queued"})
+    (folder / "q.jsonl").write_text('{"id":"other","prompt":"x"}\n')
+    other = [*arguments, "--run", "p"]
+    other[1] = "q.jsonl"
+
+    ended = producer(*other, cwd=folder)
+
+    state = Runs(redis_client).state("p")
+    assert ended.code == 0
+    assert state is not None
+    assert not state.sealed
+
+
+def test_a_redis_that_dies_on_the_way_ends_the_call_with_how_far_it_came(
+    folder: Path, arguments: list[str], valkey: RedisServer
+) -> None:
+    client = valkey.client()
+    fill(client, 1_000_000)
+    process = start(*arguments, cwd=folder)
+    until_it_says(process, b"Redis is full")
+    valkey.kill()
+
+    _, err = process.communicate(timeout=60)
+    valkey.start()
+    client.config_set("maxmemory", 0)
+    again = producer(*arguments, cwd=folder)
+
+    assert process.returncode == 4
+    assert f"of {ROWS:,} prompts".encode() in err
+    assert again.code == 0
+    is_whole(folder, client)
+    client.close()
+
+
+def test_a_terminated_producer_leaves_no_temporary_folder(
+    folder: Path, arguments: list[str], redis_client: "redis.Redis", tmp_path_factory: Any
+) -> None:
+    temporary: Path = tmp_path_factory.mktemp("tmp")
+    fill(redis_client, 1_000_000)
+    process = start(*arguments, cwd=folder, env={"TMPDIR": str(temporary)})
+    until_it_says(process, b"Redis is full")
+    wait_until(lambda: any(temporary.iterdir()), "a spool")
+
+    process.terminate()
+    process.communicate(timeout=30)
+    redis_client.config_set("maxmemory", 0)
+
+    assert list(temporary.iterdir()) == []
+
+
+def test_help_tells_of_every_flag(tmp_path: Path) -> None:
+    ended: Ended = producer("enqueue", "--help", cwd=tmp_path)
+
+    assert ended.code == 0
+    for flag in ("--max-tokens", "--skip-invalid", "--accept-changes", "--id-field", "--dry-run"):
+        assert flag in ended.out
