@@ -131,7 +131,9 @@ def server_run_id(client: "redis.Redis") -> str:
 def mapped(error: Exception, where: str) -> RedisUnusableError:
     """Turn what redis-py raised into ours."""
     if isinstance(error, redis.exceptions.OutOfMemoryError):
-        return RedisFullError(f"Redis at {where} is full (maxmemory): the flow pauses until it has room")
+        return RedisFullError(
+            f"Redis at {where} is full (maxmemory): the flow pauses until it has room"
+        )
     return RedisUnusableError(f"Redis at {where}: {_reason(error)}")
 
 

@@ -95,6 +95,7 @@ def stop_embedded(directory: str | os.PathLike[str]) -> bool:
     while True:
         with _lock(home) as descriptor:
             if descriptor is not None:
+                _remove_socket(home)
                 return running
         running = True
         _ask(home, b"SHUTDOWN\r\n")
@@ -200,6 +201,14 @@ def _socket_path(home: Path) -> Path:
     # Not tempfile's folder: TMPDIR may differ between the processes that have to meet here.
     digest = hashlib.blake2b(os.fsencode(home), digest_size=8).hexdigest()
     return Path("/tmp") / f"headrace-{os.getuid()}-{digest}" / "s"  # noqa: S108 - checked below
+
+
+def _remove_socket(home: Path) -> None:
+    path = _socket_path(home)
+    path.unlink(missing_ok=True)
+    if path.parent != home:
+        with suppress(OSError):
+            path.parent.rmdir()
 
 
 def _make_private(folder: Path) -> None:

@@ -1,18 +1,18 @@
 """Every error that Headrace raises on purpose, and the exit code that each ends a command with.
 
-    HeadraceError                    exit 1
-      UsageError                2    a flag, a path or a setting is wrong; fix it and call again
-      InputError                3    the input holds rows that cannot be used; nothing was queued
-      BackendError              4    something outside is unusable; the message names which and where
-        RedisUnusableError           refused, unreachable, evicting, too old
-          RedisFullError             no room; the flow pauses and goes on when there is
-        StoreUnusableError           the bucket or directory refuses what a sink needs
-          StoreFullError             no space left
-          StoreDamagedError          an object's bytes are not what was written
-        ServerUnusableError          the SGLang server: not there, wrong model, refuses our key
-      ConflictError             5    the run exists with another value; both are named
-      StateLostError            4    Redis does not know the run; enqueue or resume puts it back
-      NotDoneError              1    a proof failed: keys missing, doubled or altered
+HeadraceError                    exit 1
+  UsageError                2    a flag, a path or a setting is wrong; fix it and call again
+  InputError                3    the input holds rows that cannot be used; nothing was queued
+  BackendError              4    something outside is unusable; the message names which and where
+    RedisUnusableError           refused, unreachable, evicting, too old
+      RedisFullError             no room; the flow pauses and goes on when there is
+    StoreUnusableError           the bucket or directory refuses what a sink needs
+      StoreFullError             no space left
+      StoreDamagedError          an object's bytes are not what was written
+    ServerUnusableError          the SGLang server: not there, wrong model, refuses our key
+  ConflictError             5    the run exists with another value; both are named
+  StateLostError            4    Redis does not know the run; enqueue or resume puts it back
+  NotDoneError              1    a proof failed: keys missing, doubled or altered
 """
 
 

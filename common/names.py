@@ -186,7 +186,9 @@ FAILURES = "failures/"
 KEYS = "keys/"
 MANIFEST = "manifest/"
 
-_PART = re.compile(r"(?P<partition>\d{2,})-(?P<seq>\d{8,})(?:-(?P<hash>[0-9a-f]{16}))?\.\w+(?:\.\w+)?")
+_PART = re.compile(
+    r"(?P<partition>\d{2,})-(?P<seq>\d{8,})(?:-(?P<hash>[0-9a-f]{16}))?\.\w+(?:\.\w+)?"
+)
 
 
 def inputs_object(seq: int, digest: str) -> str:

@@ -113,6 +113,7 @@ class _Reconcile:
         self._turn = turn
         self._ledger = Ledger(client, record, where=connect.address_of(client))
         self._report = Report()
+        self._tokens: tuple[int, int] | None = None
 
     def go(self, *, deep: bool) -> Report:
         turn = self._turn
@@ -167,6 +168,7 @@ class _Reconcile:
 
     def _forget_lost(self, every: Sequence[Manifest]) -> None:
         """Take ended keys without a record out of the ledger, and teach what there is instead."""
+        self._tokens = 0, 0
         with catalog.Bins() as ended, catalog.Bins() as stored:
             # The ledger first: what has ended by then has its entry in a stream read later.
             for key, value in self._turn.ended_keys():
@@ -182,6 +184,12 @@ class _Reconcile:
         self, keys: list[bytes], lines: list[bytes], waiting: set[tuple[bytes, int]]
     ) -> None:
         current = current_records(catalog.parsed(lines))
+        done = [record for record in current.values() if record.outcome == "completed"]
+        known = self._tokens or (0, 0)
+        self._tokens = (
+            known[0] + sum(record.input_tokens for record in done),
+            known[1] + sum(record.output_tokens for record in done),
+        )
         lost, instead = [], []
         for line in keys:
             key, value = (bytes.fromhex(part.decode()) for part in line.split(b"\t"))
@@ -210,6 +218,7 @@ class _Reconcile:
                 sum(map(manifests.rows_of, every)),
                 sum(map(manifests.bytes_of, every)),
             ),
+            tokens=self._tokens,
         )
 
 

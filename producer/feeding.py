@@ -43,7 +43,9 @@ class Standing(msgspec.Struct):
 
     Attributes:
         conflicts: Known with another text.
-        differing: Ids and lines of the first of these, for people.
+        replaceable: Those of them that are queued or failed.
+        differing: Ids and lines of the first conflicts, for people.
+        kept: Likewise, of those that are completed or cancelled.
     """
 
     absent: int = 0
@@ -52,7 +54,9 @@ class Standing(msgspec.Struct):
     failed: int = 0
     cancelled: int = 0
     conflicts: int = 0
+    replaceable: int = 0
     differing: list[str] = []
+    kept: list[str] = []
 
 
 class _Known(IntEnum):
@@ -85,7 +89,7 @@ class Feeder:
 
     def compare(self, meter: Meter) -> Standing:
         """Look every prompt up, and change nothing."""
-        standing = Standing(differing=[])
+        standing = Standing(differing=[], kept=[])
         for batch in self._spool.batches():
             entries = self._ledger.lookup([prompt.key for prompt in batch])
             for prompt, entry in zip(batch, entries, strict=True):
@@ -208,15 +212,22 @@ def _note_entry(prompt: SpooledPrompt, entry: LedgerEntry | None, standing: Stan
         standing.absent += 1
         return _Known.ABSENT
     if entry.fingerprint != prompt.fingerprint:
-        standing.conflicts += 1
-        if len(standing.differing) < SHOWN_CONFLICTS:
-            standing.differing.append(f"{_named(prompt)} ({entry.state})")
-        return _Known.REPLACE if entry.state in {"queued", "failed"} else _Known.KEEP
+        return _note_conflict(prompt, entry, standing)
     if entry.state == "completed":
         standing.completed += 1
         return _Known.DONE
     setattr(standing, entry.state, getattr(standing, entry.state) + 1)
     return _Known.SEND
+
+
+def _note_conflict(prompt: SpooledPrompt, entry: LedgerEntry, standing: Standing) -> _Known:
+    standing.conflicts += 1
+    replaceable = entry.state in {"queued", "failed"}
+    standing.replaceable += replaceable
+    for examples, wanted in ((standing.differing, True), (standing.kept, not replaceable)):
+        if wanted and len(examples) < SHOWN_CONFLICTS:
+            examples.append(f"{_named(prompt)} ({entry.state})")
+    return _Known.REPLACE if replaceable else _Known.KEEP
 
 
 def _note(reply: AddReply, fed: Fed) -> None:

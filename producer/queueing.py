@@ -57,7 +57,7 @@ class Call:
             version=request.version,
         )
         feeder = self._feeder(record, intake)
-        standing = Standing(absent=intake.spool.prompts, differing=[])
+        standing = Standing(absent=intake.spool.prompts)
         if joined.record is not None:
             standing = self._compared(feeder, rows=intake.spool.prompts)
         made = make_run(self._runs, joined.store, record, priority=request.priority)
@@ -77,7 +77,7 @@ class Call:
         outcome.queued = True
         outcome.redis = self._url
         outcome.total = self._runs.counts(request.run).total
-        self._judge(outcome)
+        self._judge(outcome, standing)
         return outcome
 
     def _refuse_cancelled(self) -> None:
@@ -104,6 +104,8 @@ class Call:
             # None: another process is at it.
             while reconcile(self._client, store, record) is None:
                 time.sleep(1.0)
+        # The store knows of a cancellation that a new Redis had to be told.
+        self._refuse_cancelled()
 
     def _compared(self, feeder: Feeder, *, rows: int) -> Standing:
         with self._meter("comparing", rows) as bar:
@@ -135,7 +137,7 @@ class Call:
         state = self._runs.state(run)
         sealed = state is not None and state.sealed
         again = standing.failed + standing.cancelled if request.retry_failed else 0
-        revived = bool(standing.absent or again or standing.conflicts)
+        revived = bool(standing.absent or again or standing.replaceable)
         outcome.fed = feeder.fed
         if not (revived or standing.queued or request.keep_open) and sealed:
             # A seal that says nothing new would only make a valid `_SUCCESS` void.
@@ -182,7 +184,7 @@ class Call:
             )
             raise
 
-    def _judge(self, outcome: Outcome) -> None:
+    def _judge(self, outcome: Outcome, standing: Standing) -> None:
         """Say what people must know, and end with 1 where nothing is left but failures."""
         fed, notes = outcome.fed, outcome.notes
         warning = persistence_warning(self._client)
@@ -196,9 +198,10 @@ class Call:
         if self._request.keep_open:
             notes.append("more prompts are awaited: the run ends after a call without --keep-open")
         if fed.kept:
+            more = ", …" if fed.kept > len(standing.kept) else ""
             notes.append(
-                f"{fed.kept:,} changed prompts are completed or cancelled and stay as they are: "
-                "their new text needs a new run"
+                f"{fed.kept:,} changed prompts are ended and stay as they are, their new text "
+                f"needs a new run: {', '.join(standing.kept)}{more}"
             )
         ended = fed.failed + fed.cancelled
         if ended and not self._request.retry_failed:
@@ -210,6 +213,7 @@ class Call:
 def _count_only(fed: Fed, standing: Standing) -> None:
     fed.completed, fed.failed = standing.completed, standing.failed
     fed.cancelled, fed.queued = standing.cancelled, standing.queued
+    fed.kept = standing.conflicts - standing.replaceable
 
 
 def _rules(rules: RowRules, asked: Asked, joined: Joined) -> RowRules:

@@ -68,7 +68,7 @@ def next_lines(outcome: Outcome, given: str | None) -> list[str]:
 def shown_url(url: str) -> str:
     """Write an address as it may be typed into a shell and be seen by others."""
     parts = urlsplit(url)
-    if True or "password=" not in parts.query:
+    if parts.password is None and "password=" not in parts.query:
         return shlex.quote(url)
     for variable in ("HEADRACE_REDIS", "RQ_REDIS_URL"):
         if os.environ.get(variable) == url:

@@ -19,12 +19,13 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from common.errors import HeadraceError, RedisUnusableError
 from common.models import Claim, Result
 from common.queue import GroupFigures, Groups, Jobs
 from common.queue.ledger import request_timeout_s
+from workers.aborts import abort_all
 from workers.capacity import bound_of
 from workers.desk import Bell, RedisDesk
 from workers.eligible import Eligible
@@ -34,7 +35,8 @@ from workers.holdings import Holdings, JobKey, Open
 from workers.keeper import Keeper
 from workers.options import GroupOptions
 from workers.pace import Ramp, Throughput, prefetch_target
-from workers.serve import Prompter, Returned, Rids, failed
+from workers.rids import Rids
+from workers.serve import Prompter, Returned, failed
 from workers.sglang import SGLangClient
 from workers.watch import ServerWatch
 
@@ -73,6 +75,7 @@ class Engine:
         self._work_bell = Bell()
         self._room_bell = Bell()
         self._return_bell = Bell()
+        self._tasks: asyncio.TaskGroup | None = None
         self._drain = asyncio.Event()
         self._hurry = asyncio.Event()
         self.holdings = Holdings()
@@ -132,6 +135,7 @@ class Engine:
         """
         try:
             async with self._client, asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
                 await self._take_over()
                 loops = [
                     tasks.create_task(self.watch.run(self._cancel_open), name="watch"),
@@ -232,7 +236,7 @@ class Engine:
             self._ramp.opened(now_s)
             self._opened.note(now_s)
             claim, alone = self.holdings.ready.popleft()
-            job = Open(claim, alone=alone, since_s=now_s)
+            job = Open(claim, alone=alone, slot=self._rids.take_slot(), since_s=now_s)
             self.holdings.open[claim.run, claim.key] = job
             job.task = tasks.create_task(self._serve(job))
         return 1.0
@@ -252,6 +256,7 @@ class Engine:
             return
         finally:
             self.holdings.open.pop(key, None)
+            self._rids.free_slot(job.slot)
             self._work_bell.ring()
         if isinstance(ended, Result):
             self._finisher.add(ended)
@@ -270,15 +275,19 @@ class Engine:
     def _cancel_open(self) -> None:
         """Nothing moves at the server: give back everything that is open there."""
         self._ramp.restart()
-        rids = [job.rid for job in self.holdings.open.values() if job.rid]
+        self._abort(self.holdings.open.values())
         for key, job in list(self.holdings.open.items()):
             self.holdings.returning[key] = True
             if job.task is not None:
                 job.task.cancel()
         for key in self.holdings.take_ready():
             self.holdings.returning.setdefault(key, False)
-        if rids:
-            asyncio.get_running_loop().create_task(self._client.abort(self._rids.prefix))
+
+    def _abort(self, jobs: Iterable[Open]) -> None:
+        """Abort requests in passing: nobody waits, and a server that is gone has none."""
+        rids = [job.rid for job in jobs if job.rid]
+        if rids and self._tasks is not None:
+            self._tasks.create_task(abort_all(self._client, rids))
 
     def _lose(self, key: JobKey) -> None:
         """The job has ended elsewhere, or its run was cancelled: stop working on it."""
@@ -289,8 +298,7 @@ class Engine:
             )
             self.holdings.ready = kept
             return
-        if job.rid:
-            asyncio.get_running_loop().create_task(self._client.abort(job.rid))
+        self._abort([job])
         if job.task is not None:
             job.task.cancel()
 
@@ -339,11 +347,12 @@ class Engine:
                 while self.holdings.open and not self._hurry.is_set():
                     await self._work_bell.wait(0.2)
         if self.holdings.open:
+            rids = [job.rid for job in self.holdings.open.values() if job.rid]
             for key, job in list(self.holdings.open.items()):
                 self.holdings.returning[key] = False
                 if job.task is not None:
                     job.task.cancel()
-            await self._client.abort(self._rids.prefix)
+            await abort_all(self._client, rids)
         await self._give_back()
         if not await self._finisher.flush(FLUSH_S):
             log.warning("%d results could not be recorded: they will be redone", len(self.holdings.unsent))

@@ -18,13 +18,15 @@ class Open:
 
     Attributes:
         alone: It is a suspect that is tried by itself.
+        slot: Number of its slot, which its request ids bear.
         rid: Id of the open request, empty between attempts.
         since_s: Monotonic instant at which the job took its slot.
         task: Serves it.
     """
 
-    def __init__(self, claim: Claim, *, alone: bool, since_s: float) -> None:
+    def __init__(self, claim: Claim, *, alone: bool, slot: int, since_s: float) -> None:
         self.claim = claim
+        self.slot = slot
         self.alone = alone
         self.rid = ""
         self.since_s = since_s

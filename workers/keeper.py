@@ -17,9 +17,10 @@ from common.errors import BackendError, RedisUnusableError
 from common.models import Claim
 from common.queue import Jobs
 from common.queue.jobs import LEASE_MS, SLOT_TTL_MS, Holder
+from workers.aborts import abort_all
 from workers.desk import RedisDesk
 from workers.holdings import Holdings, JobKey
-from workers.serve import Rids
+from workers.rids import Rids, possible_rids
 from workers.sglang import SGLangClient
 from workers.watch import ServerWatch
 
@@ -88,7 +89,7 @@ class Keeper:
         holders = await self._desk.ask(self._jobs.holders)
         for epoch, holder in holders.items():
             if holder.group == self._jobs.group and self._is_dead(holder):
-                await self._inherit(epoch, holder.rid_prefix)
+                await self._inherit(epoch, holder)
 
     async def keep_slots(self) -> None:
         """Take and renew slots for ever.
@@ -149,7 +150,7 @@ class Keeper:
                 return min(reply.wait_ms / 1000 + 0.1, SLOTS_EVERY_S)
         while reply.what == "settle":
             dead = reply.other
-            await self._abort(reply.rid_prefix)
+            await self._abort(dead)
             before_s = time.monotonic()
             reply = await self._desk.ask(lambda dead=dead: self._take(wanted, dead))
         if reply.what == "refused":
@@ -165,9 +166,13 @@ class Keeper:
         return None
 
     def _take(self, wanted: int, settled: str, *, quiet: bool = False):  # noqa: ANN202
-        about = {"host": self._host, "pid": self._pid, "started": self._started}
-        if self._granted:
-            about = {"holds": self._granted, **about}
+        about: dict[str, object] = {"holds": self._granted} if self._granted else {}
+        about |= {
+            "host": self._host,
+            "pid": self._pid,
+            "started": self._started,
+            "most": max(wanted, self._rids.most),
+        }
         return self._jobs.take_slots(
             wanted,
             bound=max(wanted, 0),
@@ -197,15 +202,21 @@ class Keeper:
         for claim in convicted:
             self._on_convicted(claim)
 
-    async def _inherit(self, epoch: str, rid_prefix: str) -> None:
+    async def _inherit(self, epoch: str, holder: Holder) -> None:
         log.warning("process %s of this worker group is gone: ending what it left", epoch)
-        await self._abort(rid_prefix)
+        await self._abort(epoch, holder)
         await self._reap(epoch)
         await self._desk.ask(lambda: self._take(0, epoch))
 
-    async def _abort(self, rid_prefix: str) -> None:
-        if not await self._client.abort(rid_prefix):
-            log.info("could not abort requests %s…: the server does not answer", rid_prefix)
+    async def _abort(self, epoch: str, holder: Holder | None = None) -> None:
+        """Abort whatever a process that is gone may have left open at the server."""
+        if await self._watch.quiet():
+            return
+        if holder is None:
+            holder = (await self._desk.ask(self._jobs.holders)).get(epoch)
+        if holder is not None:
+            most = int(json.loads(holder.about).get("most", holder.slots))
+            await abort_all(self._client, possible_rids(holder.rid_prefix, most))
 
     def _is_dead(self, holder: Holder) -> bool:
         about = json.loads(holder.about)

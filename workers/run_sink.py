@@ -179,6 +179,7 @@ class RunSink:
 
     def _end(self, view: RunView) -> Standing:
         if not view.all_ended or view.entries:
+            self._look_again_s = 0.0
             if view.ended:
                 ending.revoke(self._client, self.store, self.record)
             return Standing.GOES_ON

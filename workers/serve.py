@@ -17,6 +17,7 @@ from common.models import Claim, Params, Result
 from workers.clamp import clamped_request
 from workers.faults import AttemptError, Kind, ServerAnswer, Verdict, after_probe, classify, wait_s
 from workers.holdings import Open
+from workers.rids import Rids
 from workers.requests import RawPrompt, Request, build_request, read_prompt
 from workers.rows import (
     Completion,
@@ -65,22 +66,6 @@ class Charger(Protocol):
         """Count an attempt in Redis; returns how many this try has."""
 
 
-class Rids:
-    """Gives request ids: the process's epoch and a serial of fixed width.
-
-    Aborts match by prefix, so no id may begin with another.
-    """
-
-    def __init__(self, epoch: str) -> None:
-        self.prefix = f"{epoch}-"
-        self._serial = 0
-
-    def next(self) -> str:
-        """Give the next id."""
-        self._serial += 1
-        return f"{self.prefix}{self._serial:010d}"
-
-
 class Prompter:
     """Serves prompts at one server with one process's ids."""
 
@@ -100,7 +85,7 @@ class Prompter:
         claim = job.claim
         try:
             prompt = read_prompt(claim.prompt)
-            request = self._build(prompt, params)
+            request = self._build(job, prompt, params)
         except ServerUnusableError as error:
             return Returned(fault=str(error), config=True)
         except ValueError as error:
@@ -113,7 +98,7 @@ class Prompter:
             job.rid = ""
             if verdict.kind is Kind.COMPLETED:
                 return self._completed(claim, attempts, prompt, request, verdict, outcome)
-            smaller = self._clamped(request, outcome)
+            smaller = self._clamped(job, request, outcome)
             if smaller is not None:
                 request = smaller
                 continue
@@ -129,14 +114,14 @@ class Prompter:
                 if attempts >= params.attempts:
                     return self._failed(claim, verdict, attempts)
                 await asyncio.sleep(ATTEMPT_PAUSE_S)
-            request = self._build(prompt, params)
+            request = self._build(job, prompt, params)
 
-    def _build(self, prompt: RawPrompt, params: Params) -> Request:
+    def _build(self, job: Open, prompt: RawPrompt, params: Params) -> Request:
         return build_request(
             prompt,
             params,
             model=self._server.origin.model,
-            rid=self._rids.next(),
+            rid=self._rids.next(job.slot),
             context_length=self._server.context_length,
         )
 
@@ -166,10 +151,12 @@ class Prompter:
             # Redis is away: counted here, so that this process does not try for ever.
             return attempts + 1
 
-    def _clamped(self, request: Request, outcome: ServerAnswer | AttemptError) -> Request | None:
+    def _clamped(
+        self, job: Open, request: Request, outcome: ServerAnswer | AttemptError
+    ) -> Request | None:
         if not isinstance(outcome, ServerAnswer):
             return None
-        return clamped_request(request, outcome.status, outcome.body, rid=self._rids.next())
+        return clamped_request(request, outcome.status, outcome.body, rid=self._rids.next(job.slot))
 
     def _gone(self, job: Open, verdict: Verdict) -> Result | Returned:
         if verdict.kind is Kind.CONFIG:

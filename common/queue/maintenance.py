@@ -149,7 +149,13 @@ class Maintenance:
         self._turn("ended", signature)
 
     def close(
-        self, seqs: Sequence[int], *, inputs_seq: int, sealed: bool | None, stored: tuple[int, int]
+        self,
+        seqs: Sequence[int],
+        *,
+        inputs_seq: int,
+        sealed: bool | None,
+        stored: tuple[int, int],
+        tokens: tuple[int, int] | None = None,
     ) -> None:
         """Set the closing mark of a reconcile: claims and sinks go on.
 
@@ -158,9 +164,11 @@ class Maintenance:
             inputs_seq: Highest sequence in `inputs/`.
             sealed: What the last producer said; None leaves it.
             stored: Records and bytes in the store.
+            tokens: Of all completions in the store, prompt and completion; they are the run's
+                where nothing waits in its streams. None leaves the run's.
         """
         seal = "" if sealed is None else str(int(sealed))
-        self._turn("close", inputs_seq, seal, *stored, *seqs)
+        self._turn("close", inputs_seq, seal, *stored, *(tokens or ("", "")), *seqs)
 
     # --- The ledger ------------------------------------------------------------------------------
 

@@ -132,6 +132,7 @@ def test_rqs_own_tools_take_the_address(tmp_path: Path, folder: str) -> None:
     )
 
     assert stop_embedded(home)
+    assert not Path(urlsplit(url).path).exists()
     assert (info.returncode, info.stderr) == (0, "")
     assert "0 workers, 0 queues" in info.stdout
 

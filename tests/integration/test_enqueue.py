@@ -15,10 +15,14 @@ from common.ids import key_of
 from common.models import InputRow, Outcome, Prompt, Result, RunRecord
 from common.queue import Jobs, Ledger, Runs
 from common.store import open_store
+from common.store.directory import DirectoryStore
 from common.store.frames import decompress
 from tests.support.producer_cli import Ended, producer
 from tests.support.redis_server import RedisServer
+from tests.support.run_world import World
 from tests.support.s3 import S3Server
+from tests.support.server_process import wait_until
+from tests.support.sinks import run_sink
 
 Enqueue = Callable[..., Ended]
 
@@ -208,12 +212,26 @@ def test_accepted_changes_replace_what_is_not_done(
 
     assert ended.code == 0
     assert (ended.told["replaced"], ended.told["unchanged"]) == (1, 1)
-    assert "new run" in ended.err
+    assert "new run: id 1, p.jsonl line 1 (completed)" in ended.err
     key = key_of("r", b"2").hex()
     assert b"NEW" in cast("bytes", redis_client.hget(names.rq_job(key), "request"))
     assert [row.key for row in input_rows(tmp_path / "out")].count(key) == 2
     counts = runs.counts("r")
     assert (counts.total, counts.completed, counts.queued) == (3, 1, 2)
+
+
+def test_accepted_changes_of_what_is_done_change_nothing_at_all(
+    enqueue: Enqueue, runs: Runs, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    enqueue(numbered(1))
+    finish(redis_client, record_of(runs), [1])
+    (tmp_path / "out" / names.SUCCESS).write_bytes(b"{}")
+    before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
+
+    ended = enqueue(rows((1, "NEW")), "--accept-changes")
+
+    assert ended.told["unchanged"] == 1
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
 
 
 def test_other_parameters_are_a_conflict_with_both_values_and_none_are_inherited(
@@ -388,12 +406,47 @@ def test_a_redis_that_lost_everything_gets_the_run_back_from_the_store(
     uid = record_of(runs).uid
     redis_client.flushall()
 
-    ended = enqueue(numbered(1, 2, 3, 4))
+    # Also what stood in files that this call does not name.
+    ended = enqueue(numbered(3, 4))
 
     assert ended.code == 0
-    assert (ended.told["enqueued"], ended.told["total"]) == (4, 4)
+    assert (ended.told["enqueued"], ended.told["total"]) == (2, 4)
     assert record_of(runs).uid == uid
     assert Queue("r", connection=redis_client).count == 4
+
+
+def test_a_cancellation_outlives_a_redis_that_lost_everything(
+    enqueue: Enqueue, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    enqueue(numbered(1))
+    (tmp_path / "out" / names.CANCELLED).write_bytes(b"{}")
+    redis_client.flushall()
+
+    ended = enqueue(numbered(1, 2))
+
+    assert ended.code == 5
+    assert "cancelled" in ended.err
+
+
+def test_what_the_store_has_is_not_asked_again_after_redis_lost_everything(
+    tmp_path: Path, valkey: RedisServer, redis_client: "redis.Redis"
+) -> None:
+    world = World(redis_client, DirectoryStore(tmp_path / "out"), prompts=10)
+    world.finish(range(6))
+    sink = run_sink(world, rows=6)
+    wait_until(lambda: bool(sink.step()) and world.waiting() == 0, "all is in the store")
+    redis_client.flushall()
+    (tmp_path / "p.jsonl").write_text(rows(*((n, f"prompt {n}") for n in range(10))))
+
+    ended = producer(
+        *("enqueue", "p.jsonl", "--run", world.record.run, "--output", "out", "--json"),
+        *("--redis", valkey.url),
+        cwd=tmp_path,
+    )
+
+    assert ended.code == 0, ended.err
+    assert (ended.told["enqueued"], ended.told["already_done"]) == (4, 6)
+    world.check_counts()
 
 
 # --- Redis as it should not be ---

@@ -141,10 +141,27 @@ async def test_a_time_limit_is_kept_when_the_abort_hangs_too() -> None:
     assert loop.time() - began < 5
 
 
-async def test_a_timely_request_is_never_aborted() -> None:
-    async with scripted_server("ok") as server, SGLangClient(server.url, slots=1) as client:
-        for serial in range(5):
-            await client.generate(request(serial), 60)
+async def test_an_answer_that_the_abort_brings_about_is_a_time_limit_too() -> None:
+    async def partial(_: dict[str, object]) -> Reply:
+        await server.seen("abort")
+        return Reply(body=answer("part", finish_reason="abort"))
+
+    # The abort's own confirmation is slow, so that the answer overtakes it.
+    async with (
+        scripted_server(partial, aborts_answered=False) as server,
+        SGLangClient(server.url, slots=1) as client,
+    ):
+        with pytest.raises(AttemptTimeoutError):
+            await client.generate(request(), 0.1)
+
+
+async def test_an_answered_request_is_not_aborted_when_its_limit_passes() -> None:
+    async with (
+        scripted_server("ok", Reply(body=answer("later"), after_s=0.5)) as server,
+        SGLangClient(server.url, slots=1) as client,
+    ):
+        await client.generate(request(1), 0.2)
+        await client.generate(request(2), 60)
 
     assert server.aborts == []
 

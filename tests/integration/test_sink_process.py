@@ -200,7 +200,10 @@ def test_progress_is_written_beside_the_results_and_in_the_state_directory(
     world.finish(range(10))
     assert complete(world, valkey, tmp_path) == 0
 
-    for path in (tmp_path / "out" / "progress.json", tmp_path / ".headrace" / RUN / "progress.json"):
+    for path in (
+        tmp_path / "out" / "progress.json",
+        tmp_path / ".headrace" / RUN / "progress.json",
+    ):
         figures = json.loads(path.read_text())
         assert (figures["total"], figures["completed"], figures["s3_uploaded"]) == (10, 10, 10)
 

@@ -71,6 +71,7 @@ class S3Server:
         self.data = self.folder / "data"
         self.data.mkdir()
         self.port = free_port()
+        self.leftovers: list[Path] = []
         self._process: ServerProcess | None = None
 
     @property
@@ -100,7 +101,7 @@ class S3Server:
             self._process = ServerProcess(
                 KINDS[self.kind](self),
                 log=self.folder / "log",
-                env={**os.environ, **CREDENTIALS},
+                env={**os.environ, **CREDENTIALS, "TMPDIR": str(self.folder)},
             )
             if self._process.wait_ready(self._answers):
                 return self
@@ -115,6 +116,8 @@ class S3Server:
     def remove(self) -> None:
         """End it and remove its data."""
         self.kill()
+        for path in self.leftovers:
+            path.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -161,7 +164,15 @@ def _seaweedfs(server: S3Server) -> Command:
     for part in ("master", "volume", "filer", "admin"):
         flags[f"{part}.port"] = free_port()
         flags[f"{part}.port.grpc"] = free_port()
-    return [binary("weed"), "mini", *(f"-{name}={value}" for name, value in flags.items())]
+    # It leaves a socket file per port in the system's folder, wherever TMPDIR is.
+    server.leftovers += [
+        Path("/tmp") / f"seaweedfs-{part}-{port}.sock"  # noqa: S108 - to remove it
+        for name, port in flags.items()
+        if ".port" in name
+        for part in [name.replace(".port.grpc", "-grpc").replace(".port", "")]
+    ]
+    options = [f"-{name}={value}" for name, value in flags.items()]
+    return [binary("weed"), "-logtostderr=true", "mini", *options]
 
 
 def _rclone(server: S3Server) -> Command:

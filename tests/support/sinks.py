@@ -84,4 +84,3 @@ def watching(watcher: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         crashpoints.watcher = None
-

@@ -17,28 +17,76 @@ _DEFAULTS = Limits()
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option("--redis", "-u", "--url", "redis_url", metavar="URL",
-              help="Redis, or embedded:DIR.  "
-              "[default: HEADRACE_REDIS, RQ_REDIS_URL, localhost:6379]")
-@click.option("--batch-bytes", type=click.IntRange(min=1), default=_DEFAULTS.bytes,
-              show_default=True, help="Raw bytes of rows after which a shard is written.")
-@click.option("--batch-rows", type=click.IntRange(min=1), default=_DEFAULTS.rows,
-              show_default=True, help="Rows after which a shard is written.")
-@click.option("--batch-seconds", type=click.FloatRange(min=0), default=_DEFAULTS.seconds,
-              show_default=True, help="Age of the oldest row at which a shard is written.")
-@click.option("--first-batch-seconds", type=click.FloatRange(min=0),
-              default=_DEFAULTS.first_seconds, show_default=True,
-              help="The same for a run's first shard.")
-@click.option("--grace", "grace_s", type=click.FloatRange(min=0), default=25.0, show_default=True,
-              help="Seconds that SIGTERM leaves for storing what waits.")
-@click.option("--state-dir", type=click.Path(path_type=Path), default=Path(".headrace"),
-              show_default=True, help="Holds RUN/progress.json.")
-@click.option("--poll", "poll_s", type=click.FloatRange(min=0.01), default=1.0, show_default=True,
-              help="Seconds between looks at the streams.")
-@click.option("--until-done", is_flag=True,
-              help="End when all named runs have: 0 when all completed, 1 with failures.")
-@click.option("--log-level", default="INFO", show_default=True,
-              type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]))
+@click.option(
+    "--redis",
+    "-u",
+    "--url",
+    "redis_url",
+    metavar="URL",
+    help="Redis, or embedded:DIR.  [default: HEADRACE_REDIS, RQ_REDIS_URL, localhost:6379]",
+)
+@click.option(
+    "--batch-bytes",
+    type=click.IntRange(min=1),
+    default=_DEFAULTS.bytes,
+    show_default=True,
+    help="Raw bytes of rows after which a shard is written.",
+)
+@click.option(
+    "--batch-rows",
+    type=click.IntRange(min=1),
+    default=_DEFAULTS.rows,
+    show_default=True,
+    help="Rows after which a shard is written.",
+)
+@click.option(
+    "--batch-seconds",
+    type=click.FloatRange(min=0),
+    default=_DEFAULTS.seconds,
+    show_default=True,
+    help="Age of the oldest row at which a shard is written.",
+)
+@click.option(
+    "--first-batch-seconds",
+    type=click.FloatRange(min=0),
+    default=_DEFAULTS.first_seconds,
+    show_default=True,
+    help="The same for a run's first shard.",
+)
+@click.option(
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(min=0),
+    default=25.0,
+    show_default=True,
+    help="Seconds that SIGTERM leaves for storing what waits.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    default=Path(".headrace"),
+    show_default=True,
+    help="Holds RUN/progress.json.",
+)
+@click.option(
+    "--poll",
+    "poll_s",
+    type=click.FloatRange(min=0.01),
+    default=1.0,
+    show_default=True,
+    help="Seconds between looks at the streams.",
+)
+@click.option(
+    "--until-done",
+    is_flag=True,
+    help="End when all named runs have: 0 when all completed, 1 with failures.",
+)
+@click.option(
+    "--log-level",
+    default="INFO",
+    show_default=True,
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
+)
 def sink(  # noqa: PLR0913 - one parameter a flag
     *,
     runs: tuple[str, ...],

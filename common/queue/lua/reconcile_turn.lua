@@ -41,21 +41,30 @@ local function finish()
   return {'ok'}
 end
 
+local partitions = tonumber(redis.call('HGET', run_key(run), 'partitions'))
+
+local function waiting()
+  local entries = 0
+  for partition = 0, partitions - 1 do
+    entries = entries + redis.call('XLEN', results_key(run, partition))
+  end
+  return entries
+end
+
 -- What the end of a run hangs on, at one instant.
 -- Returns {'ok', reconciled, sealed, cancelled (1 or 0 each), total, completed, failed, cancelled,
 -- entries in all streams, sum of the sequences}.
 local function facts()
-  local known = redis.call('HMGET', run_key(run), 'partitions', 'reconciled', 'seal', 'cancelled')
-  local sealed = known[3] == '1' and redis.call('HLEN', open_key(run)) == 0
-  local reply = {'ok', known[2] == run_id and 1 or 0, sealed and 1 or 0, known[4] and 1 or 0}
+  local known = redis.call('HMGET', run_key(run), 'reconciled', 'seal', 'cancelled')
+  local sealed = known[2] == '1' and redis.call('HLEN', open_key(run)) == 0
+  local reply = {'ok', known[1] == run_id and 1 or 0, sealed and 1 or 0, known[3] and 1 or 0}
   local counts = redis.call('HMGET', counts_key(run), 'total', 'completed', 'failed', 'cancelled')
   for i = 1, 4 do reply[#reply + 1] = tonumber(counts[i] or 0) end
-  local entries, seqs = 0, 0
-  for partition = 0, tonumber(known[1]) - 1 do
-    entries = entries + redis.call('XLEN', results_key(run, partition))
+  local seqs = 0
+  for partition = 0, partitions - 1 do
     seqs = seqs + tonumber(redis.call('HGET', sink_key(run, partition), 'seq') or 0)
   end
-  reply[#reply + 1] = entries
+  reply[#reply + 1] = waiting()
   reply[#reply + 1] = seqs
   return reply
 end
@@ -71,7 +80,8 @@ local function ended()
 end
 
 -- The closing mark of a reconcile. ARGV: highest sequence of inputs/, seal or '' (leave it),
--- records and bytes in the store, then for each partition its last closed sequence.
+-- records and bytes in the store, prompt and completion tokens of all that is completed there or '',
+-- then for each partition its last closed sequence.
 local function close()
   local known, listed = tonumber(redis.call('HGET', run_key(run), 'inputs_seq') or 0), tonumber(ARGV[6])
   redis.call('HSET', run_key(run), 'inputs_seq', math.max(known, listed))
@@ -80,8 +90,11 @@ local function close()
     redis.call('HSET', run_key(run), 'seal', ARGV[7])
   end
   redis.call('HSET', counts_key(run), 's3_uploaded', ARGV[8], 's3_bytes', ARGV[9])
-  for i = 10, #ARGV do
-    local sink = sink_key(run, i - 10)
+  if ARGV[10] ~= '' and waiting() == 0 then
+    redis.call('HSET', counts_key(run), 'input_tokens', ARGV[10], 'output_tokens', ARGV[11])
+  end
+  for i = 12, #ARGV do
+    local sink = sink_key(run, i - 12)
     local state = redis.call('HMGET', sink, 'seq', 'intent')
     local seq = math.max(tonumber(state[1] or 0), tonumber(ARGV[i]))
     redis.call('HSET', sink, 'seq', seq)

