@@ -69,6 +69,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         sealed: No more prompts will come.
         proven: `_SUCCESS` was written for the counters as they are now.
         paused: Why, None while it is not.
+        suspended: `rq suspend` stopped the claims of all runs.
         unreconciled: Redis restarted, and nobody has compared it with the store yet.
         lost: What the store has and Redis lacks, for people; empty when nothing is known to be.
         s3_error: Why nothing is stored at present.
@@ -80,6 +81,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     sealed: bool = True
     proven: bool = False
     paused: str | None = None
+    suspended: bool = False
     cancelled: bool = False
     unreconciled: bool = False
     lost: str = ""
@@ -130,6 +132,7 @@ def progress(
         "limited_by": limited_by(counts, standing=standing, groups=groups, status=status),
         "warnings": warnings(counts, standing=standing, groups=groups, status=status),
         "updated_at": datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="seconds"),
+        "workers": len(groups),
         "worker_groups": [_group(group) for group in groups],
     }
 
@@ -163,26 +166,26 @@ def status_of(
     counts: Counts, *, standing: Standing, groups: Sequence[GroupFigures], flow: Flow
 ) -> Status:
     """Choose the one word for how a run stands; what people must act on comes first."""
-    if standing.lost:
-        return "state_lost"
-    if standing.cancelled:
-        return "cancelled"
-    ended = counts.completed + counts.failed + counts.cancelled
-    if ended == counts.total and standing.sealed and not counts.stream_entries and standing.proven:
-        return _ended_status(counts)
-    if standing.s3_error:
-        return "s3_error"
-    if ended == counts.total:
-        # All has ended, but not all is in the store and proven; or more prompts may come.
+    ended = counts.completed + counts.failed + counts.cancelled == counts.total
+    words: list[tuple[bool, Status]] = [
+        (bool(standing.lost), "state_lost"),
+        (standing.cancelled, "cancelled"),
+        (ended, _ended_status(counts, standing)),
+        (bool(standing.s3_error), "s3_error"),
+        (standing.paused is not None or standing.suspended, "paused"),
+        (bool(standing.redis_full), "redis_full"),
+    ]
+    told = next((word for holds, word in words if holds), None)
+    return told or _working_status(counts, standing=standing, groups=groups, flow=flow)
+
+
+def _ended_status(counts: Counts, standing: Standing) -> Status:
+    """Choose the word for a run of which every prompt has ended."""
+    if not standing.sealed or not standing.proven or counts.stream_entries:
+        # Not all of it is in the store and proven, or more prompts may come.
+        if standing.s3_error:
+            return "s3_error"
         return "running" if standing.sealed else "open"
-    if standing.paused is not None:
-        return "paused"
-    if standing.redis_full:
-        return "redis_full"
-    return _working_status(counts, standing=standing, groups=groups, flow=flow)
-
-
-def _ended_status(counts: Counts) -> Status:
     if counts.completed == counts.total:
         return "completed"
     return "completed_with_failures" if counts.completed else "failed"
@@ -241,6 +244,8 @@ def warnings(
     told = [why for why in (standing.lost, standing.s3_error, standing.redis_full) if why]
     if standing.paused is not None:
         told.append(f"paused: {standing.paused}; `producer resume` lifts it")
+    if standing.suspended:
+        told.append("`rq suspend` stopped all runs; `rq resume` lifts it")
     if standing.unreconciled and not standing.lost:
         told.append(
             "Redis restarted and is not yet compared with the store: nothing is claimed until a "

@@ -178,10 +178,8 @@ def _silence(per_bucket: Buckets, *, now_ms: int, begin_ms: int) -> Rate:
     return Rate(silent_s=silent_s, missed=before / before_ms * 1000 * silent_s)
 
 
-def _within(
-    per_bucket: Buckets, *, until_ms: int, begin_ms: int, span_ms: int
-) -> tuple[int, int]:
-    """Count completions in a span of time; returns them and what the buckets cover of it, in ms."""
+def _within(per_bucket: Buckets, *, until_ms: int, begin_ms: int, span_ms: int) -> tuple[int, int]:
+    """Count completions in a span of time; also gives what the buckets cover of it, in ms."""
     last = until_ms // BUCKET_MS
     first = last - span_ms // BUCKET_MS + 1
     from_ms = max(first * BUCKET_MS, begin_ms)

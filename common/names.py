@@ -23,7 +23,8 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
     headrace:run:RUN:sinks           zset   token of a sink that serves the run -> deadline, ms
     headrace:run:RUN:set_aside       hash   PP:ENTRY_ID -> entry that is nobody's result (cmsgpack)
     headrace:run:RUN:maintenance     string token of the process that reconciles or ends the run
-    headrace:run:RUN:rate            hash   5-second bucket of Redis TIME -> completions
+    headrace:run:RUN:rate            hash   5-second bucket of Redis TIME -> completions;
+                                            0 where somebody was at work and none ended
     rq:job:KEY                       hash   RQ's lean job, and: request, attempts, deaths, lost, turns,
                                             holder (epoch of the lease's owner)
 

@@ -36,6 +36,7 @@ class Call:
         url = resolve_redis(request.redis)
         self._where = public_address(url)
         self._url = url
+        self._given_back = False
         self._client = connect(url)
         self._runs = Runs(self._client, where=self._where)
 
@@ -67,7 +68,7 @@ class Call:
             feeder = self._feeder(made, intake)
         inputs = Inputs(self._runs, joined.store, request.run, say=self._say)
         self._feed(inputs, feeder, standing=standing, outcome=outcome)
-        if joined.record is not None and not joined.in_redis:
+        if self._given_back:
             # What the store gave back to this Redis counts as queued by this call.
             outcome.fed.added += standing.queued
             outcome.fed.queued -= standing.queued
@@ -99,7 +100,12 @@ class Call:
             self._say(
                 f"Redis at {self._where} does not know run {record.run!r}: reading the store"
             )
+            accepted = any(True for _ in store.list(names.INPUTS))
             adopt_run(self._client, store, record)
+            state = self._runs.state(record.run)
+            # Without accepted prompts, or with another producer at work, the run is being made at
+            # this moment and nothing was lost.
+            self._given_back = accepted and state is not None and not state.open_producers
         else:
             # None: another process is at it.
             while reconcile(self._client, store, record) is None:

@@ -3,15 +3,19 @@
 Redis calls are few and carry many jobs each, so a thread for each costs little; the heartbeat has its
 own, since a slow finish must not delay a renewal. While Redis is away nothing is claimed, what is in
 flight goes on, and whoever called tries again with growing, jittered waits.
+
+The threads are daemons, no executor's: a call to a frozen Redis may hang for a minute, and a process
+that has been told to stop must not wait for it.
 """
 
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from common.connect import jittered
 from common.errors import RedisFullError, RedisUnusableError
@@ -43,18 +47,48 @@ class Bell:
         self._event.clear()
 
 
+class _Call:
+    """One call on its way through the thread."""
+
+    __slots__ = ("call", "future", "loop")
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call = call
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+
+    def make(self) -> None:
+        """Make the call, in the thread."""
+        try:
+            answer, error = self.call(), None
+        except BaseException as raised:  # noqa: BLE001 - whoever asked gets it
+            answer, error = None, raised
+        # The loop has closed: nobody waits for the answer any more.
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._tell, answer, error)
+
+    def _tell(self, answer: object, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(answer)
+        else:
+            self.future.set_exception(error)
+
+
 class RedisDesk:
-    """Runs blocking Redis calls in a thread of their own.
+    """Runs blocking Redis calls one after the other in a thread of their own.
 
     Attributes:
         away: Whether the last call failed, and how long the next should wait is known here.
     """
 
     def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._name = name
         self._failures = 0
-        self._said_at_s = 0.0
+        self._said_at_s = float("-inf")
 
     @property
     def away(self) -> bool:
@@ -62,14 +96,18 @@ class RedisDesk:
         return self._failures > 0
 
     async def ask(self, call: Callable[[], T]) -> T:
-        """Run one call in the desk's thread.
+        """Run one call in the desk's thread; cancelled, it is made all the same.
 
         Raises:
             RedisUnusableError, RedisFullError: As the call raised it; counted and, at most every
                 10 s, logged.
         """
+        if not self._thread.is_alive():
+            self._thread.start()
+        asked = _Call(call)
+        self._calls.put(asked)
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(self._executor, call)
+            answer: T = await asked.future
         except RedisUnusableError as error:
             self._note(error)
             raise
@@ -83,8 +121,12 @@ class RedisDesk:
         return jittered(min(0.1 * 2 ** min(self._failures, 6), LONGEST_WAIT_S))
 
     def close(self) -> None:
-        """End the thread; a call that hangs is left to its time-out."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """End the thread after what it has been asked; nobody waits for that."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (asked := self._calls.get()) is not None:
+            asked.make()
 
     def _note(self, error: RedisUnusableError) -> None:
         self._failures += 1

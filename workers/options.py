@@ -1,13 +1,17 @@
 """What a worker group's process is told: read once from flags and environment, passed as a value."""
 
+import ipaddress
 import os
 import re
 import socket
 from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
+import psutil
 
 from common.errors import UsageError
+from workers.timing import Timing
 
 DEFAULT_SERVER = "http://127.0.0.1:{port}"
 FIRST_PORT = 30_000
@@ -27,8 +31,11 @@ class GroupOptions(msgspec.Struct, frozen=True, kw_only=True):
         ramp: New requests a second until the server is full once.
         grace_s: What open requests get after SIGTERM.
         runs: Serve only these; empty serves all.
+        start_limit_s: Give up when the server has given no token by then; None waits for ever.
         worker_name: RQ's name of this process.
+        parent_pid: Drain when this process is not our parent any more; None where nobody watches.
         most_connections: Above every bound that may come.
+        timing: How often it looks and renews.
     """
 
     group: str
@@ -39,9 +46,12 @@ class GroupOptions(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = DEFAULT_GRACE_S
     runs: tuple[str, ...] = ()
     api_key: str | None = None
+    start_limit_s: float | None = None
     worker_name: str = ""
     pid: int = msgspec.field(default_factory=os.getpid)
+    parent_pid: int | None = None
     most_connections: int = 4096
+    timing: Timing = Timing()
 
 
 def parse_gpus(text: str, tp: int) -> list[tuple[int, ...]]:
@@ -68,9 +78,11 @@ def parse_gpus(text: str, tp: int) -> list[tuple[int, ...]]:
 
 
 def group_name(gpus: tuple[int, ...], host: str) -> str:
-    """Name the worker group of these GPUs: `gpu0@host`, `gpu0-1@host`."""
-    numbers = str(gpus[0]) if len(gpus) == 1 else f"{gpus[0]}-{gpus[-1]}"
-    return f"gpu{numbers}@{host}"
+    """Name the worker group of these GPUs: `gpu0@host`, `gpu0-1@host`, `gpu0+2@host`."""
+    in_a_row = gpus == tuple(range(gpus[0], gpus[-1] + 1))
+    if len(gpus) > 1 and in_a_row:
+        return f"gpu{gpus[0]}-{gpus[-1]}@{host}"
+    return f"gpu{'+'.join(map(str, gpus))}@{host}"
 
 
 def server_url(pattern: str | None, gpu: int) -> str:
@@ -80,25 +92,58 @@ def server_url(pattern: str | None, gpu: int) -> str:
         pattern: What `--server` says, perhaps with `{gpu}`; None for port 30000 + gpu here.
 
     Returns:
-        Scheme, host and port, without a slash at the end. A loopback address is written with this
-        host's name in slots' keys elsewhere, not here.
+        The URL without a slash at the end; `slots_server` gives the name that it counts under.
     """
     if pattern is None:
         return DEFAULT_SERVER.format(port=FIRST_PORT + gpu)
     url = pattern.replace("{gpu}", str(gpu)).rstrip("/")
-    if not re.match(r"https?://[^/\s]+", url):
+    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url) or not _has_port(url):
         raise UsageError(f"--server {pattern!r}: give http://HOST:PORT, {{gpu}} stands for the GPU")
     return url
 
 
+def _has_port(url: str) -> bool:
+    """Whether the URL's port is one, or not given."""
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
+
+
 def slots_server(url: str, host: str) -> str:
-    """Name a server so that everyone who can reach it names it alike: loopback is this host."""
-    scheme, _, rest = url.partition("://")
-    address = rest.partition("/")[0]
-    name, _, port = address.rpartition(":")
-    if name in {"127.0.0.1", "localhost", "[::1]", "0.0.0.0"}:  # noqa: S104 - compared, not bound
-        return f"{scheme}://{host}:{port}"
-    return f"{scheme}://{address}"
+    """Name a server so that everyone who can reach it names it alike.
+
+    Args:
+        url: As `server_url` gives it.
+        host: This machine's name, which stands for each of its own addresses and names.
+
+    Returns:
+        Scheme, host, port and path. A name that is not ours and does not resolve stays as given.
+    """
+    parts = urlsplit(url)
+    name = (parts.hostname or "").lower()
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    return f"{parts.scheme}://{host if _is_here(name) else name}:{port}{parts.path.rstrip('/')}"
+
+
+def _is_here(name: str) -> bool:
+    """Whether a host's name or address is one of this machine's own."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    addresses = {str(sockaddr[0]).partition("%")[0] for *_, sockaddr in found}
+    own = {
+        address.address.partition("%")[0]
+        for interface in psutil.net_if_addrs().values()
+        for address in interface
+    }
+    return any(
+        ipaddress.ip_address(address).is_loopback
+        or ipaddress.ip_address(address).is_unspecified
+        or address in own
+        for address in addresses
+    )
 
 
 def this_host() -> str:

@@ -8,53 +8,12 @@ import msgspec
 import redis
 
 from common import connect, names
+from common.group_figures import GroupFigures
 
 FRESH_MS = 30_000
 """A figure older than this is of a process that is away."""
 
 _FORGET_MS = 3_600_000
-
-
-class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker group's figures, design.md §5.
-
-    Attributes:
-        group: `gpu0@host`.
-        state: starting, waiting_for_server, wrong_model, ready, down, draining.
-        detail: Why, for people; empty when ready.
-        in_flight: Open requests.
-        leased: Jobs held: open, prefetched and not yet recorded.
-        bound, cap: The most requests open at once; the server's effective cap (None: not told).
-        gen_tokens_per_s: Rate of the server's counter between two readings.
-        occupancy: Mean open requests over slots, over the last minute.
-        oldest_s: Age of the oldest open request.
-        completed: Completions recorded by this process.
-        at_ms: Redis TIME of this reading, filled in when published.
-    """
-
-    group: str
-    epoch: str
-    host: str
-    pid: int
-    server: str
-    state: str
-    detail: str = ""
-    in_flight: int = 0
-    leased: int = 0
-    bound: int = 0
-    cap: int | None = None
-    running: int | None = None
-    queued: int | None = None
-    gen_tokens_per_s: float | None = None
-    kv_usage: float | None = None
-    mamba_usage: float | None = None
-    strategy: str | None = None
-    server_version: str | None = None
-    model: str | None = None
-    occupancy: float | None = None
-    oldest_s: float | None = None
-    completed: int = 0
-    at_ms: int = 0
 
 
 class Groups:

@@ -126,7 +126,7 @@ class Jobs:
         """Renew leases; `held` is (run, key) pairs.
 
         Returns:
-            One word a pair: ok, retaken, stolen, gone or unknown.
+            One word a pair: ok, retaken, stolen, gone (ended or cancelled: stop) or unknown.
         """
         flat = [part for pair in held for part in pair]
         return _words(self._call("renew", self.epoch, lease_ms, *flat))
@@ -139,16 +139,27 @@ class Jobs:
             died: The server died with them: counted, and a job of two deaths is parked.
 
         Returns:
-            One word a pair: queued, parked or not_held.
+            One word a pair: queued, parked, not_held, or removed: RQ's tools cancelled the job or
+            took its body away meanwhile.
         """
         if not held:
             return []
         flat = [part for pair in held for part in pair]
         return _words(self._call("give_back", self.epoch, "death" if died else "", *flat))
 
-    def charge(self, run: str, key: bytes, reason: str) -> int:
-        """Charge an attempt to a job that is still held; returns the attempts in this try."""
-        return int(self._call("charge", run, key, reason))
+    def charge(self, run: str, key: bytes, reason: str, *, before: int | None = None) -> int:
+        """Charge an attempt to a job that is still held.
+
+        Args:
+            run, key: Whose.
+            reason: One word.
+            before: Attempts that the caller knows of; with it the call may be repeated.
+
+        Returns:
+            The attempts in this try; 0 when another process holds the job now.
+        """
+        known = "" if before is None else before
+        return int(self._call("charge", self.epoch, run, key, reason, known))
 
     def reap(self, *, dead_epoch: str = "", lease_ms: int = LEASE_MS) -> tuple[int, int, list[Claim]]:
         """End leases that have run out, or all of a process that is known to be dead.

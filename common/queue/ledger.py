@@ -15,7 +15,10 @@ from common.queue.scripts import call
 CALL_ROWS = 1_000
 """Prompts a call: a millisecond-scale script, so other clients never wait long."""
 
-AUDIT_BUCKETS = 64
+AUDIT_BUCKETS = 32
+
+MOST_MISSING = 100_000
+"""Keys that one audit reports: its caller's memory does not depend on the run's length."""
 
 
 class Ledger:
@@ -91,9 +94,11 @@ class Ledger:
             relist: RQ's queue was seen empty: list again what has its body.
 
         Returns:
-            How many were listed again, and the keys (16 bytes) whose body must be restored.
+            How many were listed again, and keys (16 bytes) whose body must be restored, at most
+            `MOST_MISSING`: restore them and call again.
         """
-        relisted, missing = 0, []
+        relisted = 0
+        missing: list[bytes] = []
         for first in range(0, 1 << self._record.bits, AUDIT_BUCKETS):
             with self._errors():
                 reply = call(
@@ -105,7 +110,7 @@ class Ledger:
                     "1" if relist else "",
                 )
             relisted += int(reply[0])
-            missing.extend(reply[1:])
+            missing.extend(reply[1 : 1 + MOST_MISSING - len(missing)])
         return relisted, missing
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ from common.ids import key_of
 from common.models import Counts, InputRow
 from common.queue import Runs
 from common.store.frames import decompress
-from tests.support.producer_cli import Ended, producer, start
+from tests.support.producer_cli import Ended, producer, running
 from tests.support.redis_server import RedisServer
 from tests.support.server_process import wait_until
 
@@ -104,14 +104,13 @@ def test_no_prompt_is_queued_before_it_is_in_the_store(
 def test_two_producers_of_one_file_at_once_make_one_run(
     folder: Path, arguments: list[str], redis_client: "redis.Redis"
 ) -> None:
-    processes = [start(*arguments, cwd=folder) for _ in range(2)]
+    with running(*arguments, cwd=folder) as one, running(*arguments, cwd=folder) as other:
+        ended = [process.communicate(timeout=60) for process in (one, other)]
 
-    ended = [process.communicate(timeout=60) for process in processes]
-
-    assert [process.returncode for process in processes] == [0, 0], ended
+    assert [one.returncode, other.returncode] == [0, 0], ended
     told = [json.loads(out) for out, _ in ended]
-    assert sum(one["enqueued"] for one in told) == ROWS
-    assert [one["enqueued"] + one["already_queued"] for one in told] == [ROWS, ROWS]
+    assert sum(each["enqueued"] for each in told) == ROWS
+    assert [each["enqueued"] + each["already_queued"] for each in told] == [ROWS, ROWS]
     is_whole(folder, redis_client)
 
 
@@ -134,12 +133,12 @@ def test_a_full_redis_is_waited_for_and_nothing_is_lost(
     folder: Path, arguments: list[str], redis_client: "redis.Redis"
 ) -> None:
     fill(redis_client, 1_000_000)
-    process = start(*arguments, cwd=folder)
-    until_it_says(process, b"Redis is full")
-    within = Runs(redis_client).counts("p").total
+    with running(*arguments, cwd=folder) as process:
+        until_it_says(process, b"Redis is full")
+        within = Runs(redis_client).counts("p").total
 
-    redis_client.config_set("maxmemory", 0)
-    process.communicate(timeout=60)
+        redis_client.config_set("maxmemory", 0)
+        process.communicate(timeout=60)
 
     assert within < ROWS
     assert process.returncode == 0
@@ -155,11 +154,11 @@ def test_waiting_for_room_may_be_interrupted_and_gone_on_with(
     code: int,
 ) -> None:
     fill(redis_client, 1_000_000)
-    process = start(*arguments, cwd=folder)
-    until_it_says(process, b"Redis is full")
+    with running(*arguments, cwd=folder) as process:
+        until_it_says(process, b"Redis is full")
 
-    process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
     redis_client.config_set("maxmemory", 0)
     again = producer(*arguments, cwd=folder)
 
@@ -191,11 +190,11 @@ def test_a_redis_that_dies_on_the_way_ends_the_call_with_how_far_it_came(
 ) -> None:
     client = valkey.client()
     fill(client, 1_000_000)
-    process = start(*arguments, cwd=folder)
-    until_it_says(process, b"Redis is full")
-    valkey.kill()
+    with running(*arguments, cwd=folder) as process:
+        until_it_says(process, b"Redis is full")
+        valkey.kill()
 
-    _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=60)
     valkey.start()
     client.config_set("maxmemory", 0)
     again = producer(*arguments, cwd=folder)
@@ -212,12 +211,12 @@ def test_a_terminated_producer_leaves_no_temporary_folder(
 ) -> None:
     temporary: Path = tmp_path_factory.mktemp("tmp")
     fill(redis_client, 1_000_000)
-    process = start(*arguments, cwd=folder, env={"TMPDIR": str(temporary)})
-    until_it_says(process, b"Redis is full")
-    wait_until(lambda: any(temporary.iterdir()), "a spool")
+    with running(*arguments, cwd=folder, env={"TMPDIR": str(temporary)}) as process:
+        until_it_says(process, b"Redis is full")
+        wait_until(lambda: any(temporary.iterdir()), "a spool")
 
-    process.terminate()
-    process.communicate(timeout=30)
+        process.terminate()
+        process.communicate(timeout=30)
     redis_client.config_set("maxmemory", 0)
 
     assert list(temporary.iterdir()) == []

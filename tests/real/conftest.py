@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.pipeline import say
 from tests.real.server import Place, RealServer
 from tests.support.skips import skip_cannot_run
 
@@ -27,9 +28,7 @@ def server_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerWith
             folder = _folder(tmp_path_factory)
             running.append(RealServer(place, folder, flags))
         if not running[-1].alive():
-            print(
-                f"\nSGLang {' '.join(flags)}: a token {running[-1].start():.0f} s after its start"
-            )
+            say(" ".join(("SGLang", *flags)), a_token_after=f"{running[-1].start():.0f} s")
         return running[-1]
 
     yield give

@@ -8,7 +8,7 @@
 #   HEADRACE_REAL_SGLANG   a venv that its setup.sh has made       default: made in HEADRACE_REAL_DIR
 #   HEADRACE_REAL_DIR      for the venv and the models             default: ~/.cache/headrace-real
 #   HEADRACE_REAL_VERSION  SGLang's version                        default: 0.5.23
-#   ARGS                   passed on to pytest
+#   ARGS                   for pytest                             default: tests/real
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "$0")/../.." && pwd)
@@ -63,4 +63,4 @@ export HEADRACE_REAL_RECIPE=$RECIPE
 cd "$ROOT"
 # In the order of the file: each change of the server's flags costs a start.
 # shellcheck disable=SC2086  # ARGS is a list of words
-exec .venv/bin/python -m pytest -m real -p no:randomly -s tests/real ${ARGS:-}
+exec .venv/bin/python -m pytest -m real -p no:randomly -s ${ARGS:-tests/real}

@@ -5,7 +5,7 @@ journal (`--log-requests`) holds each request with its id and its answer, so tha
 answers are judged from the server's side, with nothing of ours between.
 """
 
-import datetime
+import datetime as dt
 import json
 import os
 import re
@@ -33,6 +33,8 @@ _CAPPED = re.compile(r"capped to (\d+) by the mamba state cache")
 _SUMMARY = re.compile(r"max_running_requests=(\d+), context_len=")
 _RUNNING = re.compile(r"#running-req: (\d+)")
 _MAMBA = re.compile(r"mamba usage: ([0-9.]+)")
+# Not the server's own, not the probes', not the tests'.
+_OUR_RID = re.compile(r"[0-9a-f]{12}-")
 _ANSWERED = re.compile(r'"POST (/\S+) HTTP/1.1" (\d+)')
 
 
@@ -213,13 +215,13 @@ class RealServer:
     # --- its journal -----------------------------------------------------------------------------
 
     def seen(self, since_s: float = 0.0) -> list[Seen]:
-        """Every request of a worker group that it has had, in order; probes and tests left out."""
+        """Every request of a worker group that it has had, in order."""
         found: list[Seen] = []
         # Ids come back: the last request of an id is the one that an end belongs to.
         last: dict[str, Seen] = {}
         for event in self._events():
             rid, at_s = event["rid"], _seconds(event["timestamp"])
-            if rid.startswith(("headrace-probe", "test-")):
+            if not _OUR_RID.match(rid):
                 continue
             if event["event"] == "request.received":
                 last[rid] = Seen(rid=rid, begun_s=at_s)
@@ -299,4 +301,4 @@ def _finish(seen: Seen, event: Mapping[str, Any], at_s: float) -> None:
 
 
 def _seconds(text: str) -> float:
-    return datetime.datetime.fromisoformat(text).timestamp()
+    return dt.datetime.fromisoformat(text).timestamp()

@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,11 +38,12 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, "PYTHONPATH": root, **(extra or {})}
 
 
-def start(
+@contextmanager
+def running(
     *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None
-) -> "subprocess.Popen[bytes]":
-    """Start it; the test waits for it or kills it."""
-    return subprocess.Popen(
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """Start it, and kill it at the end if it has not ended."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "producer", *map(str, arguments)],
         cwd=cwd,
         env=environment(env),
@@ -49,6 +51,11 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def producer(
@@ -58,9 +65,6 @@ def producer(
     env: Mapping[str, str] | None = None,
 ) -> Ended:
     """Run it to its end."""
-    process = start(*arguments, cwd=cwd, env=env)
-    try:
+    with running(*arguments, cwd=cwd, env=env) as process:
         out, err = process.communicate(stdin, timeout=LIMIT_S)
-    finally:
-        process.kill()
     return Ended(process.returncode, out.decode(), err.decode())

@@ -74,14 +74,15 @@ class ScriptedServer:
         if task is not None:
             self.serving.add(task)
             task.add_done_callback(self.serving.discard)
-        try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                while await self._one(reader, writer):
-                    pass
-        finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+        # Cancelled by the test's end only, about which asyncio's streams would complain.
+        with contextlib.suppress(
+            ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
+        ):
+            while await self._one(reader, writer):
+                pass
+        writer.close()
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            await writer.wait_closed()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()

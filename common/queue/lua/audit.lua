@@ -3,7 +3,7 @@
 --
 -- ARGV: run, first bucket, buckets, relist ('1': RQ's queue was seen empty, so a queued key that is
 --   neither leased nor parked is in no list; one that meanwhile came into the list is then there
---   twice, which claims skip. '': only look for lost bodies).
+--   twice, which claims skip. '': only look for lost bodies, and for what RQ failed).
 -- Returns {relisted, missing...}: keys (16 bytes) whose body must be restored from inputs/.
 
 local run, first, buckets, relist = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1'
@@ -14,10 +14,11 @@ local push, missing = {}, {}
 local function look(hex)
   if redis.call('ZSCORE', leases_key(run), hex) then return end
   if redis.call('ZSCORE', parked_key(run), hex) then return end
-  local job = redis.call('HMGET', rq_job(hex), 'request', 'status')
-  if not job[1] then
+  local status = redis.call('HGET', rq_job(hex), 'status')
+  if status == 'canceled' and redis.call('ZSCORE', rq_canceled(run), hex) then return end
+  if redis.call('HEXISTS', rq_job(hex), 'request') == 0 then
     missing[#missing + 1] = to_raw(hex)
-  elseif relist and job[2] ~= 'canceled' then
+  elseif relist or (status == 'failed' and redis.call('ZSCORE', rq_failed(run), hex)) then
     push[#push + 1] = hex
   end
 end
@@ -33,6 +34,7 @@ for _, hex in ipairs(push) do
   -- A job that RQ failed or a stock worker started goes back as if nothing had been.
   redis.call('ZREM', rq_failed(run), hex)
   redis.call('HSET', rq_job(hex), 'status', 'queued')
+  redis.call('PERSIST', rq_job(hex))
   redis.call('RPUSH', rq_queue(run), hex)
 end
 local reply = {#push}

@@ -60,8 +60,10 @@ end
 local function offer(run, state, hex)
   if not is_job_id(hex) then
     -- Not ours: a job that somebody put into this queue. It fails visibly, as RQ's own would.
-    redis.call('HSET', rq_job(hex), 'status', 'failed')
-    redis.call('ZADD', rq_failed(run), FAR_FUTURE_S, hex)
+    if redis.call('EXISTS', rq_job(hex)) == 1 then
+      redis.call('HSET', rq_job(hex), 'status', 'failed')
+      redis.call('ZADD', rq_failed(run), FAR_FUTURE_S, hex)
+    end
     return
   end
   local raw = to_raw(hex)
@@ -86,9 +88,12 @@ local function suspect_of(run, state)
   for _, hex in ipairs(redis.call('ZRANGE', parked_key(run), 0, 0)) do
     local raw = to_raw(hex)
     local entry = ledger_get(run, raw, hex, state.bits)
-    local job = redis.call('HMGET', rq_job(hex), 'request', 'attempts', 'deaths', 'lost')
+    local job = redis.call('HMGET', rq_job(hex), 'request', 'attempts', 'deaths', 'lost', 'status')
     redis.call('ZREM', parked_key(run), hex)
-    if entry and entry.state == 'q' and job[1] then take(run, state, raw, hex, entry, job, true) end
+    if entry and entry.state == 'q' and job[1] and job[5] ~= 'canceled' then
+      take(run, state, raw, hex, entry, job, true)
+      return true
+    end
   end
 end
 
@@ -101,21 +106,22 @@ local function state_of(run)
   return {uid = v[1], bits = tonumber(v[2])}
 end
 
-local popped = 0
+local popped, by_itself = 0, false
 for _, run in ipairs(runs) do
   local state = state_of(run)
   if state then
     local before = #reply
     while #reply - 1 < want and popped < 4 * want do
-      local ids = redis.call('LPOP', rq_queue(run), want - (#reply - 1))
+      local most = math.min(want - (#reply - 1), 4 * want - popped)
+      local ids = redis.call('LPOP', rq_queue(run), most)
       if not ids then break end
       popped = popped + #ids
       for _, hex in ipairs(ids) do offer(run, state, hex) end
     end
-    if #reply == 1 and alone then suspect_of(run, state) end
+    if #reply == 1 and alone then by_itself = suspect_of(run, state) end
     if #reply > before then note_activity(run, now) end
   end
-  if #reply - 1 >= want then break end
+  if by_itself or #reply - 1 >= want then break end
 end
 
 if #reply == 1 then

@@ -44,7 +44,14 @@ for i = 5, #ARGV, 3 do
     if may_replace and entry.state == 'q' then
       -- Whoever holds the old text now will have its result dropped, and the job goes back then.
       ledger_set(run, raw, hex, bits, fingerprint, 'q', entry.try)
-      redis.call('HSET', rq_job(hex), 'request', prompt)
+      if redis.call('HEXISTS', rq_job(hex), 'request') == 1 then
+        redis.call('HSET', rq_job(hex), 'request', prompt)
+      else
+        release(run, hex)
+        queue(hex, prompt)
+      end
+      -- Finished turns and charges were the old text's.
+      redis.call('HDEL', rq_job(hex), 'turns', 'attempts', 'deaths', 'lost')
       n.replaced = n.replaced + 1
     elseif may_replace and entry.state == 'f' then
       try_again(raw, hex, entry, fingerprint, prompt)

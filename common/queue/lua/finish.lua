@@ -23,14 +23,16 @@ end
 local function end_job(run, hex, outcome)
   release(run, hex)
   redis.call('ZREM', parked_key(run), hex)
+  redis.call('ZREM', rq_canceled(run), hex)
   if outcome ~= 'f' then
     redis.call('UNLINK', rq_job(hex))
-    redis.call('ZREM', rq_canceled(run), hex)
+    redis.call('ZREM', rq_failed(run), hex)
     return
   end
-  -- A failed job stays for `rq requeue`, with its request and without expiry.
-  redis.call('HSET', rq_job(hex), 'status', 'failed')
-  redis.call('HDEL', rq_job(hex), 'holder')
+  -- A failed job stays for `rq requeue`, with its request and without expiry. What RQ reads of it is
+  -- written anew: somebody may have deleted the job while it was in flight.
+  redis.call('HSET', rq_job(hex), 'status', 'failed', 'data', job_data(hex),
+    'origin', run)
   redis.call('PERSIST', rq_job(hex))
   redis.call('ZADD', rq_failed(run), FAR_FUTURE_S, hex)
 end
@@ -68,10 +70,7 @@ local function finish(run, uid, raw, item)
   if not entry then return 'untaught' end
   if entry.fingerprint ~= item.fingerprint then
     count(run, 'changed_dropped', 1)
-    if entry.state == 'q' and redis.call('HGET', rq_job(hex), 'holder') == epoch then
-      release(run, hex)
-      redis.call('HSET', rq_job(hex), 'status', 'queued')
-      redis.call('HDEL', rq_job(hex), 'holder')
+    if entry.state == 'q' and holds(run, hex, epoch) and release_unended(run, hex) then
       redis.call('LPUSH', rq_queue(run), hex)
     end
     return 'changed'
@@ -92,14 +91,5 @@ for i = 2, #ARGV, 12 do
     reason = ARGV[i + 11]})
 end
 
-for run in pairs(active) do
-  note_activity(run, now)
-  -- Ten minutes of 5-second buckets are enough for every window; older ones go in one sweep.
-  if redis.call('HLEN', rate_key(run)) > 240 then
-    local oldest = math.floor(now / 5000) - 120
-    for _, bucket in ipairs(redis.call('HKEYS', rate_key(run))) do
-      if tonumber(bucket) < oldest then redis.call('HDEL', rate_key(run), bucket) end
-    end
-  end
-end
+for run in pairs(active) do note_activity(run, now) end
 return reply

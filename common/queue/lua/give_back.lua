@@ -2,7 +2,8 @@
 --
 -- ARGV: epoch, why ('' nothing charged | 'death' the server died with it), then pairs: run, key.
 -- Jobs that were in flight at two server deaths are parked: the claim hands them out alone.
--- Returns one word a pair: queued | parked | not_held.
+-- Returns one word a pair: queued | parked | not_held | removed (RQ's tools cancelled it, or took its
+--   body away, while it was held: not listed).
 
 begin_even_when_full()
 local epoch, why = ARGV[1], ARGV[2]
@@ -11,11 +12,9 @@ local reply = {}
 
 local function give_back(run, raw)
   local hex = to_hex(raw)
-  if redis.call('HGET', rq_job(hex), 'holder') ~= epoch then return 'not_held' end
   if not redis.call('ZSCORE', leases_key(run), hex) then return 'not_held' end
-  release(run, hex)
-  redis.call('HDEL', rq_job(hex), 'holder')
-  redis.call('HSET', rq_job(hex), 'status', 'queued')
+  if not holds(run, hex, epoch) then return 'not_held' end
+  if not release_unended(run, hex) then return 'removed' end
   if why == 'death' and redis.call('HINCRBY', rq_job(hex), 'deaths', 1) >= 2 then
     redis.call('ZADD', parked_key(run), now, hex)
     return 'parked'

@@ -86,11 +86,36 @@ local function count(run, counter, by)
   if by ~= 0 then redis.call('HINCRBY', counts_key(run), counter, by) end
 end
 
+-- Whether this process holds the lease. A job that somebody deleted under it names no holder, but
+-- RQ's started registry still does.
+local function holds(run, hex, epoch)
+  local holder = redis.call('HGET', rq_job(hex), 'holder')
+  if holder then return holder == epoch end
+  return redis.call('ZSCORE', rq_started(run), hex .. ':' .. epoch) and true or false
+end
+
 -- Take a job out of all that says somebody works on it.
 local function release(run, hex)
   local holder = redis.call('HGET', rq_job(hex), 'holder')
   redis.call('ZREM', leases_key(run), hex)
-  if holder then redis.call('ZREM', rq_started(run), hex .. ':' .. holder) end
+  if holder then
+    redis.call('ZREM', rq_started(run), hex .. ':' .. holder)
+    redis.call('HDEL', rq_job(hex), 'holder')
+  else
+    -- The job was deleted under its lease. Our members have one score, so they lie by their text;
+    -- ';' is what follows ':'.
+    redis.call('ZREMRANGEBYLEX', rq_started(run), '[' .. hex .. ':', '(' .. hex .. ';')
+  end
+end
+
+-- End a lease whose prompt has not ended. False when the job is nothing to list again: RQ's tools
+-- cancelled it, or took its body; the audit sees to both.
+local function release_unended(run, hex)
+  release(run, hex)
+  if redis.call('HEXISTS', rq_job(hex), 'request') == 0 then return false end
+  if redis.call('HGET', rq_job(hex), 'status') == 'canceled' then return false end
+  redis.call('HSET', rq_job(hex), 'status', 'queued')
+  return true
 end
 
 local function lease(run, hex, epoch, deadline_ms)
@@ -98,11 +123,23 @@ local function lease(run, hex, epoch, deadline_ms)
   redis.call('ZADD', rq_started(run), FAR_FUTURE_S, hex .. ':' .. epoch)
 end
 
+-- Say that somebody is at work in these 5 seconds, though nothing may have ended: that tells a stall
+-- from a pause. Ten minutes of buckets are enough for every window; older ones go in one sweep.
+local function note_alive(run, now)
+  redis.call('HSETNX', rate_key(run), string.format('%.0f', math.floor(now / 5000)), 0)
+  if redis.call('HLEN', rate_key(run)) <= 240 then return end
+  local oldest = math.floor(now / 5000) - 120
+  for _, bucket in ipairs(redis.call('HKEYS', rate_key(run))) do
+    if tonumber(bucket) < oldest then redis.call('HDEL', rate_key(run), bucket) end
+  end
+end
+
 -- Time in which something happened: gaps longer than a minute are another sitting.
 local function note_activity(run, now)
   local last = tonumber(redis.call('HGET', run_key(run), 'last_active_ms') or now)
   count(run, 'active_ms', math.max(0, math.min(now - last, 60000)))
   redis.call('HSET', run_key(run), 'last_active_ms', string.format('%.0f', now))
+  note_alive(run, now)
 end
 
 local function job_data(hex)

@@ -17,7 +17,7 @@ local function convict(run, raw, hex, entry)
   local job = redis.call('HMGET', rq_job(hex), 'request', 'attempts', 'deaths', 'lost')
   if not job[1] then return end
   lease(run, hex, epoch, now + lease_ms)
-  redis.call('HSET', rq_job(hex), 'holder', epoch)
+  redis.call('HSET', rq_job(hex), 'holder', epoch, 'status', 'started')
   convicted[#convicted + 1] = {run, uid, raw, entry.fingerprint, entry.try,
     tonumber(job[2] or 0), tonumber(job[3] or 0), tonumber(job[4] or 0), job[1], 1}
 end
@@ -25,11 +25,8 @@ end
 local function reap(run, bits, hex)
   local raw = to_raw(hex)
   local entry = ledger_get(run, raw, hex, bits)
-  release(run, hex)
-  if not entry or entry.state ~= 'q' then return end
-  if redis.call('EXISTS', rq_job(hex)) == 0 then return end
-  redis.call('HDEL', rq_job(hex), 'holder')
-  redis.call('HSET', rq_job(hex), 'status', 'queued')
+  if not entry or entry.state ~= 'q' then return release(run, hex) end
+  if not release_unended(run, hex) then return end
   local lost = redis.call('HINCRBY', rq_job(hex), 'lost', 1)
   if lost > most_lost and redis.call('HGET', rq_job(hex), 'alone') then
     convict(run, raw, hex, entry)
@@ -42,12 +39,21 @@ local function reap(run, bits, hex)
   end
 end
 
+-- What is to be reaped of a run, the last deadline first, so that what is put at the front of the
+-- queue stands there in the order of the claims.
+local function due(run)
+  if dead == '' then
+    return redis.call('ZREVRANGEBYSCORE', leases_key(run), now, '-inf', 'LIMIT', 0, limit)
+  end
+  local found = {}
+  for _, hex in ipairs(redis.call('ZREVRANGE', leases_key(run), 0, -1)) do
+    if #found < limit and holds(run, hex, dead) then found[#found + 1] = hex end
+  end
+  return found
+end
+
 for _, run in ipairs(redis.call('ZRANGE', RUNS, 0, -1)) do
   local bits = tonumber(redis.call('HGET', run_key(run), 'bits') or 0)
-  local limits = dead == '' and {'-inf', now} or {'-inf', '+inf'}
-  local ids = redis.call('ZRANGEBYSCORE', leases_key(run), limits[1], limits[2], 'LIMIT', 0, limit)
-  for _, hex in ipairs(ids) do
-    if dead == '' or redis.call('HGET', rq_job(hex), 'holder') == dead then reap(run, bits, hex) end
-  end
+  for _, hex in ipairs(due(run)) do reap(run, bits, hex) end
 end
 return {back, parked, unpack(convicted)}

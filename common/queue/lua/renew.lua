@@ -2,8 +2,8 @@
 --
 -- ARGV: epoch, lease (ms), then pairs: run, key (16 bytes).
 -- Returns one word a pair: ok | retaken (it had been reaped, nobody else leases it) |
---   stolen (another process leases it) | gone (it has ended, or its run has been cancelled) |
---   unknown (no such run here, or not yet taught).
+--   stolen (another process leases it) | gone (it has ended, or it or its run was cancelled; then
+--   the lease ends here) | unknown (no such run here, or not yet taught).
 
 begin_even_when_full()
 local epoch, lease_ms = ARGV[1], tonumber(ARGV[2])
@@ -13,14 +13,16 @@ local reply = {}
 local function renew(run, raw)
   local known = redis.call('HMGET', run_key(run), 'bits', 'cancelled')
   if not known[1] then return 'unknown' end
-  if known[2] then return 'gone' end
   local hex = to_hex(raw)
   local entry = ledger_get(run, raw, hex, tonumber(known[1]))
   if not entry then return 'unknown' end
   if entry.state ~= 'q' then return 'gone' end
-  local holder = redis.call('HGET', rq_job(hex), 'holder')
   local leased = redis.call('ZSCORE', leases_key(run), hex)
-  if leased and holder ~= epoch then return 'stolen' end
+  if leased and not holds(run, hex, epoch) then return 'stolen' end
+  if known[2] or redis.call('HGET', rq_job(hex), 'status') == 'canceled' then
+    if leased then release_unended(run, hex) end
+    return 'gone'
+  end
   lease(run, hex, epoch, now + lease_ms)
   if leased then return 'ok' end
   redis.call('HSET', rq_job(hex), 'holder', epoch, 'status', 'started')
@@ -28,5 +30,11 @@ local function renew(run, raw)
   return 'retaken'
 end
 
-for i = 3, #ARGV, 2 do reply[#reply + 1] = renew(ARGV[i], ARGV[i + 1]) end
+local alive = {}
+for i = 3, #ARGV, 2 do
+  local word = renew(ARGV[i], ARGV[i + 1])
+  reply[#reply + 1] = word
+  if word == 'ok' or word == 'retaken' then alive[ARGV[i]] = true end
+end
+for run in pairs(alive) do note_alive(run, now) end
 return reply

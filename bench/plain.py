@@ -1,0 +1,91 @@
+"""The same loop without queue and durability: our client, requests and rows, kept nowhere."""
+
+import asyncio
+import secrets
+import sys
+import time
+
+import msgspec
+import uvloop
+
+from common import ids
+from common.models import Claim, Params, Prompt
+from workers.faults import ServerAnswer
+from workers.holdings import Open
+from workers.requests import Request
+from workers.rids import Rids
+from workers.rows import Origin
+from workers.serve import Prompter
+from workers.sglang import SGLangClient
+
+
+class Server:
+    """The server without its watch."""
+
+    context_length = None
+
+    def __init__(self, client: SGLangClient) -> None:
+        self._client = client
+        self.origin = Origin(server=client.url, model="tiny", server_version="")
+
+    async def generate(self, request: Request, deadline_s: float) -> ServerAnswer:
+        """Send it."""
+        return await self._client.generate(request, deadline_s)
+
+    async def alive(self) -> bool:
+        """Not asked here."""
+        return True
+
+
+class Nobody:
+    """Charges nothing."""
+
+    async def charge(self, claim: Claim, reason: str) -> int:
+        """Count nothing."""
+        return claim.attempts + len(reason)
+
+
+async def main(url: str, prompts: int, slots: int) -> None:
+    """Serve every prompt with `slots` tasks over one iterator."""
+    numbers = iter(range(prompts))
+    rids = Rids(secrets.token_hex(6))
+    params = Params(max_tokens=64)
+    async with SGLangClient(url, slots=slots) as client:
+        prompter = Prompter(Server(client), Nobody(), rids)
+
+        async def work() -> None:
+            slot = rids.take_slot()
+            for number in numbers:
+                job = Open(claim(number), alone=False, slot=slot, since_s=0.0)
+                await prompter.serve(job, params, 60.0)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(slots):
+                tasks.create_task(work())
+
+
+def claim(number: int) -> Claim:
+    """Make what the queue would hand out."""
+    body = {"messages": [{"role": "user", "content": f"say {number} " * 20}]}
+    id_json = ids.typed_id(f"p{number}")
+    prompt = Prompt(id=msgspec.Raw(id_json), line=number + 1, endpoint="chat", body=body)
+    return Claim(
+        run="bench",
+        uid="0" * 32,
+        key=ids.key_of("bench", id_json),
+        fingerprint=ids.fingerprint_of("chat", body),
+        try_=1,
+        attempts=0,
+        deaths=0,
+        lost=0,
+        prompt=msgspec.json.encode(prompt),
+    )
+
+
+if __name__ == "__main__":
+    began_s, cpu_s = time.perf_counter(), time.process_time()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    count = int(sys.argv[2])
+    passed_s = time.perf_counter() - began_s
+    print(count / passed_s, (time.process_time() - cpu_s) * 1000 / count)  # noqa: T201

@@ -1,0 +1,139 @@
+"""Read from Redis all that the figures of a run are made of."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from common import connect, names
+from common.figures import Standing, progress
+from common.group_figures import GroupFigures
+from common.models import Counts, RunRecord
+from common.queue import Groups, Runs, RunState
+from common.queue.ledger import request_timeout_s
+
+if TYPE_CHECKING:
+    import redis
+
+MOST_STREAM_BYTES = 2 << 30
+"""Claims stop where the result streams hold more, or a quarter of what Redis may hold."""
+
+FULL_SHARE = 0.97
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A run at one instant; members as in `common.figures.progress`."""
+
+    record: RunRecord
+    counts: Counts
+    standing: Standing
+    now_ms: int
+    groups: list[GroupFigures]
+    per_bucket: dict[int, int]
+    created_ms: int = 0
+
+    def figures(self) -> dict[str, Any]:
+        """Give the one object of `--json` and of progress.json."""
+        return {
+            "run": self.record.run,
+            "output": self.record.output,
+            **progress(
+                self.counts,
+                standing=self.standing,
+                now_ms=self.now_ms,
+                groups=self.groups,
+                per_bucket=self.per_bucket,
+            ),
+        }
+
+
+def read(
+    client: "redis.Redis", name: str, *, groups: Sequence[GroupFigures] | None = None
+) -> Snapshot | None:
+    """Read a run.
+
+    Args:
+        client: From `common.connect`.
+        name: The run.
+        groups: Worker groups, where they were read already.
+
+    Returns:
+        None when this Redis does not know the run.
+
+    Raises:
+        RedisUnusableError: Redis cannot be reached.
+    """
+    where = connect.address_of(client)
+    runs = Runs(client, where=where)
+    state = runs.state(name)
+    if state is None:
+        return None
+    now_ms, per_bucket = runs.completions_per_bucket(name)
+    counts = runs.counts(name)
+    with connect.mapping_errors(client):
+        standing = _standing(client, state, counts)
+    return Snapshot(
+        record=state.record,
+        counts=counts,
+        standing=standing,
+        now_ms=now_ms,
+        groups=list(Groups(client, where=where).fresh() if groups is None else groups),
+        per_bucket=per_bucket,
+        created_ms=state.created_ms,
+    )
+
+
+def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standing:
+    name, partitions = state.record.run, range(state.record.partitions)
+    with client.pipeline(transaction=False) as pipe:
+        pipe.exists(names.RQ_SUSPENDED)
+        pipe.hget(names.run(name), "ended")
+        pipe.info("memory")
+        pipe.info("server")
+        pipe.zrange(names.RUNS, 0, -1)
+        for partition in partitions:
+            pipe.hget(names.sink(name, partition), "error")
+        suspended, ended, memory, server, others, *errors = pipe.execute()
+    return Standing(
+        sealed=state.sealed,
+        proven=_is_for(ended or b"", counts),
+        paused=state.paused,
+        suspended=bool(suspended),
+        cancelled=state.cancelled,
+        unreconciled=state.reconciled != str(server["run_id"]),
+        s3_error=next((error.decode(errors="replace") for error in errors if error), ""),
+        redis_full=_full(
+            memory, stream_bytes=_stream_bytes(client, others), in_flight=counts.in_flight
+        ),
+        open_producers=len(state.open_producers),
+        request_timeout_s=request_timeout_s(state.record.params),
+    )
+
+
+def _is_for(signature: bytes, counts: Counts) -> bool:
+    """Whether `_SUCCESS` was written for what the counters say now."""
+    now = f"{counts.total}/{counts.completed}/{counts.failed}/{counts.cancelled}/"
+    return signature.startswith(now.encode())
+
+
+def _stream_bytes(client: "redis.Redis", runs: Sequence[bytes]) -> int:
+    """Add up what waits for sinks: all runs share one Redis."""
+    with client.pipeline(transaction=False) as pipe:
+        for run in runs:
+            pipe.hget(names.counts(run.decode()), "stream_bytes")
+        return sum(int(value or 0) for value in pipe.execute())
+
+
+def _full(memory: Mapping[str, Any], *, stream_bytes: int, in_flight: int) -> str:
+    """Say why claims stop for want of room; empty while there is some."""
+    limit, used = int(memory.get("maxmemory", 0)), int(memory["used_memory"])
+    if limit and used >= FULL_SHARE * limit:
+        return f"Redis holds {used:,} of {limit:,} bytes (maxmemory): sinks make room, or raise it"
+    mark = min(MOST_STREAM_BYTES, limit // 4) if limit else MOST_STREAM_BYTES
+    # Claims that have stopped go on at half of it.
+    if stream_bytes > mark or (stream_bytes > mark / 2 and not in_flight):
+        return (
+            f"{stream_bytes:,} bytes of results wait for a sink, and claims stop at {mark:,}: "
+            "`workers sink` stores them"
+        )
+    return ""

@@ -1,0 +1,393 @@
+"""Leases: renewed, given back, run out, taken over; attempts charged; suspects tried alone."""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from common import names
+from common.queue import Jobs
+from common.queue.jobs import MOST_LOST, REAP_LIMIT
+from tests.support.queue_world import QueueWorld
+from tests.support.redis_server import RedisServer
+
+
+@pytest.fixture
+def client(any_redis: RedisServer) -> Iterator["redis.Redis"]:
+    with any_redis.client() as client:
+        yield client
+
+
+# --- Renew ---------------------------------------------------------------------------------------
+
+
+def test_a_renewal_says_of_each_job_where_it_stands(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=5)
+    mine, other = world.jobs("e1"), world.jobs("e2")
+    world.claim(mine)
+    world.expire_leases([1, 2])
+    other.reap()
+    world.claim(other, 1)
+    world.finish(other, [3])
+
+    words = mine.renew(
+        [*world.held(range(4)), ("unheard-of", world.key(0)), (world.run, b"k" * 16)]
+    )
+
+    # 2 was reaped and waits in the list, 1 was reaped and claimed by another.
+    taken = set(world.leased())
+    assert words == ["ok", "stolen", "retaken", "gone", "unknown", "unknown"] or words == [
+        *("ok", "retaken", "stolen", "gone", "unknown", "unknown"),
+    ]
+    assert taken == {0, 1, 2, 4}
+    world.check()
+
+
+def test_a_renewal_puts_the_deadline_off(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+    world.expire_leases([0])
+
+    jobs.renew(world.held([0]))
+
+    assert jobs.reap() == (0, 0, [])
+    assert world.leased() == {0}
+
+
+def test_a_retaken_job_is_not_claimed_again_from_the_list(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    mine, other = world.jobs("e1"), world.jobs("e2")
+    world.claim(mine)
+    world.expire_leases([0])
+    other.reap()
+    assert mine.renew(world.held([0])) == ["retaken"]
+
+    assert world.claimed(other) == []
+    assert world.finish(mine, [0]) == ["ok"]
+    world.check()
+
+
+def test_a_job_deleted_under_its_lease_stays_its_holders(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    mine, other = world.jobs("e1"), world.jobs("e2")
+    world.claim(mine)
+    client.delete(names.rq_job(world.hex(0)))
+
+    assert other.renew(world.held([0])) == ["stolen"]
+    assert mine.renew(world.held([0])) == ["ok"]
+    assert world.finish(mine, [0]) == ["ok"]
+    world.check()
+
+
+def test_a_cancelled_run_takes_its_leases_back_at_the_next_renewal(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=2)
+    mine, other = world.jobs("e1"), world.jobs("e2")
+    world.claim(mine, 1)
+    world.claim(other, 1)
+    client.hset(names.run(world.run), "cancelled", "1")
+
+    assert mine.renew(world.held([0, 1])) == ["gone", "stolen"]
+
+    assert world.leased() == {1}
+    assert world.counts().queued == 1
+    world.check()
+
+
+# --- Give back -----------------------------------------------------------------------------------
+
+
+def test_jobs_given_back_come_first_and_in_their_order(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=6)
+    jobs = world.jobs("e1")
+    world.claim(jobs, 4)
+
+    words = jobs.give_back(world.held([0, 1, 3]))
+
+    assert words == ["queued"] * 3
+    assert world.listed() == [0, 1, 3, 4, 5]
+    [claim] = world.claim(jobs, 1).claims
+    assert (claim.attempts, claim.deaths, claim.lost) == (0, 0, 0)
+    world.check()
+
+
+def test_only_the_holder_can_give_back_and_only_once(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    mine, other = world.jobs("e1"), world.jobs("e2")
+    world.claim(mine)
+
+    words = [jobs.give_back(world.held([0]), died=True) for jobs in (other, mine, mine)]
+
+    assert words == [["not_held"], ["queued"], ["not_held"]]
+    assert world.listed() == [0]
+    assert world.claim(mine).claims[0].deaths == 1
+    world.check()
+
+
+def test_a_job_in_flight_at_two_deaths_is_parked(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=2)
+    jobs = world.jobs("e1")
+    world.claim(jobs, 1)
+    assert jobs.give_back(world.held([0]), died=True) == ["queued"]
+    world.claim(jobs, 1)
+
+    assert jobs.give_back(world.held([0]), died=True) == ["parked"]
+
+    assert (world.parked(), world.listed()) == ({0}, [1])
+    assert world.claimed(jobs) == [1]
+    assert world.counts().queued == 1
+    world.check()
+
+
+# --- Suspects ------------------------------------------------------------------------------------
+
+
+def park(world: QueueWorld, jobs: Jobs, numbers: list[int]) -> None:
+    for _ in range(2):
+        world.claim(jobs, len(numbers))
+        jobs.give_back(world.held(numbers), died=True)
+    assert world.parked() == set(numbers)
+
+
+def test_a_suspect_is_tried_alone_by_one_process_at_a_time(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=2)
+    mine, other = world.jobs("e1"), world.jobs("e2")
+    park(world, mine, [0, 1])
+
+    busy = world.claim(mine)
+    first = world.claim(mine, alone=True)
+    second = world.claim(other, alone=True)
+
+    assert busy.claims == []
+    assert (len(first.claims), first.alone) == (1, True)
+    assert second.claims == []
+    world.finish(mine, [world.number(first.claims[0].key)])
+    assert len(world.claim(other, alone=True).claims) == 1
+    world.check()
+
+
+def test_a_suspect_comes_without_jobs_of_other_runs(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1, priority=1)
+    jobs = world.jobs("e1")
+    park(world, jobs, [0])
+    QueueWorld(client, prompts=5, run="other")
+
+    reply = world.claim(jobs, 5, alone=True)
+
+    assert [claim.run for claim in reply.claims] == ["demo"]
+    assert reply.alone
+
+
+def test_a_suspect_comes_only_when_nothing_else_is_left(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    park(world, jobs, [0])
+    world.add([1])
+
+    assert world.claimed(jobs, alone=True) == [1]
+
+
+def test_a_suspect_given_back_stays_a_suspect(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    park(world, jobs, [0])
+    world.claim(jobs, alone=True)
+
+    assert jobs.give_back(world.held([0])) == ["parked"]
+
+    reply = world.claim(jobs, alone=True)
+    assert (reply.alone, reply.claims[0].deaths) == (True, 2)
+
+
+def test_a_suspect_that_rq_cancelled_is_not_tried(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    park(world, jobs, [0])
+    client.hset(names.rq_job(world.hex(0)), "status", "canceled")
+
+    assert world.claim(jobs, alone=True).claims == []
+    world.check()
+
+
+def test_a_retaken_suspect_is_no_longer_parked(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+    client.hset(names.rq_job(world.hex(0)), "lost", MOST_LOST - 1)
+    world.expire_leases([0])
+    assert jobs.reap()[:2] == (0, 1)
+
+    assert jobs.renew(world.held([0])) == ["retaken"]
+    assert world.parked() == set()
+    world.check()
+
+
+# --- Reap ----------------------------------------------------------------------------------------
+
+
+def test_expired_leases_go_back_to_the_front_and_count_as_lost(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=4)
+    dead, other = world.jobs("e1"), world.jobs("e2")
+    world.claim(dead, 3)
+    world.expire_leases([0, 1])
+
+    assert other.reap() == (2, 0, [])
+
+    assert sorted(world.listed()[:2]) == [0, 1]
+    assert world.leased() == {2}
+    assert [claim.lost for claim in world.claim(other).claims] == [1, 1, 0]
+    world.check()
+
+
+def test_reaping_leaves_what_is_not_due(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=2)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+
+    assert jobs.reap() == (0, 0, [])
+    assert world.leased() == {0, 1}
+
+
+def test_a_dead_process_loses_all_its_leases_at_once_and_nobody_elses(
+    client: "redis.Redis",
+) -> None:
+    world = QueueWorld(client, prompts=6)
+    dead, other = world.jobs("e1"), world.jobs("e2")
+    world.claim(dead, 3)
+    world.claim(other, 2)
+
+    assert other.reap(dead_epoch="e1") == (3, 0, [])
+
+    assert world.leased() == {3, 4}
+    assert sorted(world.listed()) == [0, 1, 2, 5]
+    world.check()
+
+
+def test_a_dead_processs_leases_are_found_among_many_older_ones(client: "redis.Redis") -> None:
+    older = REAP_LIMIT + 50
+    world = QueueWorld(client, prompts=older + 2)
+    other, dead = world.jobs("e1"), world.jobs("e2")
+    world.claim(other, older)
+    world.claim(dead, 2)
+
+    assert other.reap(dead_epoch="e2") == (2, 0, [])
+    assert len(world.leased()) == older
+
+
+def test_five_lost_leases_park_a_job_and_one_more_alone_convicts_it(
+    client: "redis.Redis",
+) -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs, judge = world.jobs("e1"), world.jobs("e2")
+
+    replies = []
+    for _ in range(MOST_LOST):
+        world.claim(jobs)
+        world.expire_leases([0])
+        replies.append(judge.reap())
+    alone = world.claim(jobs, alone=True)
+    world.expire_leases([0])
+    back, parked, convicted = judge.reap()
+
+    assert replies == [(1, 0, [])] * (MOST_LOST - 1) + [(0, 1, [])]
+    assert alone.alone
+    assert (back, parked) == (0, 0)
+    assert [(world.number(claim.key), claim.lost) for claim in convicted] == [(0, MOST_LOST + 1)]
+    assert world.started() == {f"{world.hex(0)}:e2"}
+    assert world.job(0)["status"] == b"started"
+    assert world.finish(judge, [0], "failed") == ["ok"]
+    assert world.states() == {0: "failed/1"}
+    world.check()
+
+
+def test_a_reaped_job_whose_body_is_gone_waits_for_the_audit(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+    client.delete(names.rq_job(world.hex(0)))
+    world.expire_leases([0])
+
+    assert jobs.reap() == (0, 0, [])
+
+    assert world.leased() == set()
+    assert world.listed() == []
+    world.check()
+
+
+@pytest.mark.parametrize("way", ["give_back", "reap", "renew"])
+def test_a_job_that_rq_cancelled_in_flight_does_not_go_back_into_the_queue(
+    client: "redis.Redis", way: str
+) -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+    client.hset(names.rq_job(world.hex(0)), "status", "canceled")
+
+    if way == "give_back":
+        jobs.give_back(world.held([0]))
+    elif way == "renew":
+        assert jobs.renew(world.held([0])) == ["gone"]
+    else:
+        world.expire_leases([0])
+        jobs.reap()
+
+    assert (world.listed(), world.leased()) == ([], set())
+    assert world.job(0)["status"] == b"canceled"
+    world.check()
+
+
+# --- Charge --------------------------------------------------------------------------------------
+
+
+def test_attempts_are_counted_on_the_job_and_outlive_its_process(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+
+    counted = [jobs.charge(world.run, world.key(0), "timeout") for _ in range(2)]
+    world.expire_leases([0])
+    jobs.reap()
+
+    assert counted == [1, 2]
+    assert world.claim(jobs).claims[0].attempts == 2
+    assert world.counts().retries == 2
+
+
+def test_a_process_that_lost_its_lease_charges_nothing(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    frozen, other = world.jobs("e1"), world.jobs("e2")
+    world.claim(frozen)
+    world.expire_leases([0])
+    other.reap()
+    world.claim(other)
+
+    frozen.charge(world.run, world.key(0), "timeout")
+
+    assert world.counts().retries == 0
+    assert other.charge(world.run, world.key(0), "timeout") == 1
+
+
+def test_a_charge_that_repeats_itself_is_counted_once(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+
+    counted = [
+        jobs.charge(world.run, world.key(0), "timeout", before=before) for before in (0, 0, 1, 1)
+    ]
+
+    assert counted == [1, 1, 2, 2]
+    assert world.counts().retries == 2
+
+
+def test_charges_in_a_row_pause_the_run_too(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+
+    for _ in range(21):
+        jobs.charge(world.run, world.key(0), "empty_answer")
+
+    state = world.runs.state(world.run)
+    assert state is not None
+    assert "empty_answer" in (state.paused or "")

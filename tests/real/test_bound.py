@@ -1,0 +1,88 @@
+"""The bound against a real server: its slots full, never more, and its own figures read rightly.
+
+The server judges: its log says how many ran, its journal how many were open.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.real.conftest import ServerWith
+from tests.real.pipeline import CONCURRENCY, MAMBA_LIMITED, Pipeline, as_chat, human_eval, say
+from tests.real.server import RealServer, Seen, most_open, open_over_time
+from workers.loads import ServerIdentity, ServerLoad
+from workers.sglang import SGLangClient
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+
+async def _ask(url: str) -> tuple[ServerIdentity, ServerLoad]:
+    async with SGLangClient(url, slots=1) as client:
+        return await client.identify(), await client.load()
+
+
+def asked(server: RealServer) -> tuple[ServerIdentity, ServerLoad]:
+    """What the product's own client reads from the server now."""
+    return asyncio.run(_ask(server.url))
+
+
+@pytest.mark.parametrize(
+    ("flags", "cap", "bound"),
+    [((), 32, 35), (MAMBA_LIMITED, 4, 6)],
+    ids=["default", "mamba-limited"],
+)
+def test_asked_above_the_cap_the_server_is_full_and_never_holds_more_than_the_bound(
+    server_with: ServerWith, tmp_path: Path, flags: tuple[str, ...], cap: int, bound: int
+) -> None:
+    server = server_with(*flags)
+    since, since_s = server.mark(), time.time()
+    with Pipeline(tmp_path, server.url) as run:
+        run.enqueue(as_chat(human_eval()), 64)
+        run.start_workers()
+        sink = run.start_sink()
+        run.watch_until(lambda _: server.most_running(since) >= cap, "a full server")
+        identity, load = asked(server)
+        took_s = run.watch_to_the_end(sink)
+        code, told = run.verify()
+        figures = [each for each in run.figures if each.in_flight]
+
+    seen = server.seen(since_s)
+    most = most_open(seen)
+    full = full_share(seen, cap)
+    say(
+        f"cap {cap}",
+        asked=CONCURRENCY,
+        requests=len(seen),
+        most_open=most,
+        most_running=server.most_running(since),
+        full_share=f"{full:.3f}",
+        mamba=load.mamba_usage,
+        seconds=f"{took_s:.0f}",
+    )
+    assert (code, len(seen)) == (0, 164), told
+    assert list(most.values()) == [bound]
+    assert server.most_running(since) == server.logged_cap() == cap
+    assert full >= 0.95
+    assert (identity.cap, load.cap) == (cap, cap)
+    assert identity.strategy == "no_buffer"
+    assert identity.version == server.ask("/server_info")["version"]
+    assert load.mamba_usage is not None
+    assert any(abs(load.mamba_usage - told) < 0.006 for told in server.mamba_usages(since))
+    assert {(f.cap, f.bound, f.strategy, f.server_version) for f in figures} == {
+        (cap, bound, "no_buffer", identity.version)
+    }
+    assert max(f.in_flight for f in figures) == bound
+
+
+def full_share(seen: Sequence[Seen], cap: int) -> float:
+    """How full the server's slots were, from when they first were until the last request came."""
+    steps = open_over_time(seen)
+    first = next(i for i, (_, now) in enumerate(steps) if now >= cap)
+    last_s = max(each.begun_s for each in seen)
+    held = 0.0
+    for (at_s, now), (next_s, _) in zip(steps[first:], steps[first + 1 :], strict=False):
+        held += min(now, cap) * max(0.0, min(next_s, last_s) - at_s)
+    return held / (cap * (last_s - steps[first][0]))
