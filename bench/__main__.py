@@ -24,7 +24,9 @@ def main(names: list[str]) -> int:
         print(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)  # noqa: T201
         return 2
     console = Console(width=150)
-    table = Table("what", "figure", "asked (design.md §8)", title="Headrace, measured here and now")
+    table = Table(
+        "what", "figure", "asked (design.md §8)", title="Headrace, measured here and now"
+    )
     for name in names or BENCHMARKS:
         console.print(f"running {name} …", style="dim")
         for row in BENCHMARKS[name]():

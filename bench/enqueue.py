@@ -15,9 +15,10 @@ SETTINGS = {"hash-max-listpack-value": "65536"}
 
 def enqueue(*, prompts: int = 1_000_000) -> list[Row]:
     """Enqueue short prompts twice, by the real command, against a real Valkey."""
-    with TemporaryDirectory(prefix="headrace-bench-") as folder, RedisServer(
-        "valkey", appendonly=True, settings=SETTINGS
-    ) as server:
+    with (
+        TemporaryDirectory(prefix="headrace-bench-") as folder,
+        RedisServer("valkey", appendonly=True, settings=SETTINGS) as server,
+    ):
         path = write_prompts(Path(folder) / "many.jsonl", prompts)
         first_s, first_mb = _call(path, server)
         again_s, _ = _call(path, server)

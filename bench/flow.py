@@ -27,7 +27,9 @@ def flow(*, prompts: int = 20_000, slots: int = 256) -> list[Row]:
             f"(worker {figures.worker_ms:.2f}, Redis {figures.redis_ms:.2f}, sink {figures.sink_ms:.2f})",
             verdict(met=figures.cpu_ms <= 0.5, asked="≤ 0.5 ms"),
         ),
-        Row("  peer: bare aiohttp loop, nothing kept", f"{bare[1]:.2f} ms, {bare[0]:.0f} prompts/s"),
+        Row(
+            "  peer: bare aiohttp loop, nothing kept", f"{bare[1]:.2f} ms, {bare[0]:.0f} prompts/s"
+        ),
         Row("  peer: 8 stock RQ workers", f"{rq[1]:.2f} ms, {rq[0]:.0f} prompts/s"),
         Row("prompts/s there", f"{figures.per_s:.0f} of {slots / 0.05:.0f} possible"),
         Row(
@@ -82,7 +84,11 @@ class Measured:
         group = made.start_group(0, "--concurrency", str(slots), "--log-level", "WARNING")
         wait(lambda: made.counts(RUN).completed > prompts // 20, 60)
         pids = (group.pid, made.redis.pid, sink.pid)
-        first, cpu, began_s = made.counts(RUN).completed, [cpu_s(pid) for pid in pids], time.monotonic()
+        first, cpu, began_s = (
+            made.counts(RUN).completed,
+            [cpu_s(pid) for pid in pids],
+            time.monotonic(),
+        )
         wait(lambda: made.counts(RUN).completed == prompts, 300)
         self.per_s = (prompts - first) / (time.monotonic() - began_s)
         made.wait(lambda: made.has_ended(RUN), "the sink to end", 60)

@@ -32,9 +32,10 @@ class Row(msgspec.Struct, frozen=True):
 @contextmanager
 def fleet(*, servers: int = 1, **simulator: object) -> Iterator[Fleet]:
     """Make a fleet in a folder that is removed afterwards."""
-    with TemporaryDirectory(prefix="headrace-bench-") as folder, Fleet(
-        Path(folder), servers=servers, **simulator
-    ) as made:
+    with (
+        TemporaryDirectory(prefix="headrace-bench-") as folder,
+        Fleet(Path(folder), servers=servers, **simulator) as made,
+    ):
         yield made
 
 
@@ -57,7 +58,9 @@ def verdict(*, met: bool, asked: str) -> str:
     return f"{asked}: {'met' if met else 'NOT met'}"
 
 
-def run_python(module: str, *args: str, env: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":
+def run_python(
+    module: str, *args: str, env: dict[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
     """Start a module of ours in a process of its own, silent."""
     return subprocess.Popen(  # noqa: S603 - our own modules
         [sys.executable, "-m", module, *args],

@@ -61,4 +61,3 @@ def _workers(server: RedisServer, processes: int) -> Iterator[list[int]]:
             process.terminate()
         for process in started:
             process.wait()
-

@@ -1,1 +1,40 @@
-"""The contract between producers and workers (design notes are completed at the end)."""
+"""Headrace's contract: what producers and workers share.
+
+Flow. An accepted prompt is written to `inputs/` in the store, then added to the ledger and to RQ's
+queue in one step (`queue.Ledger.add`). A worker group leases it (`queue.Jobs.claim`), and ends it
+in one atomic step that writes the result stream's entry, the ledger and the counters and removes
+the job (`queue.Jobs.finish`). A sink moves entries to the store: intent, shard, keys, manifest,
+then acknowledge. What is in the store is what has happened; Redis can be rebuilt from it
+(`reconcile`).
+
+Where things are:
+
+    names models ids errors        pure: every name, record, identity and error there is
+    figures                        pure: rates, time left, the one status word
+    connect address embedded logs  Redis and logs, set up in one place
+    queue/                         RQ's keys, ledger, leases, slots, and all Lua
+    streams                        result streams, read and acknowledged by one sink a partition
+    store/                         S3 or a directory behind five calls
+    catalog manifests reader       what the store holds, and the one function that says what counts
+    reconcile missing ending       bring Redis and the store together; the end test and _SUCCESS
+    crashpoints                    where tests kill a process
+
+Decisions (2026-11-30):
+
+* No consumer group on result streams. One sink a partition holds a lease with a random token and
+  reads the stream itself from its start; an entry leaves it only by the acknowledging script.
+  There is no list of pending entries to strand, claim or trim, which is where the reports about
+  lost results come from.
+* The ledger's field is the key without the whole bytes that its bucket tells, not a fixed suffix:
+  so every key can be read back from the ledger, and the audit needs no second index.
+* A job's request rides in RQ's own job hash, which stays small in memory only when
+  `hash-max-listpack-value` allows it (deploy/redis.conf): 350 instead of 530 bytes a queued
+  prompt.
+* Sequences of `inputs/` come from Redis and go on above what the store has after a rebuild.
+* A producer registers by what it reads (host and paths), so the same command again takes the place
+  of one that was killed; a run that waits for a producer that never returns is sealed by `producer
+  resume --seal`.
+
+This package imports neither `producer` nor `workers`. If this text is not what you expected of
+`common`: Headrace wants an environment of its own, since other projects use that name too.
+"""

@@ -2,36 +2,36 @@
 
 Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
 
-    headrace:runs                    zset   run -> claim order (priority, then age)
-    headrace:tombstone:RUN           string uid of a forgotten run, 24 h
-    headrace:worker_groups           hash   group id -> JSON of its last figures (`at_ms` says when)
-    headrace:slots:SERVER            hash   epoch -> JSON {slots, deadline_ms, rid_prefix, group}
-    headrace:run:RUN                 hash   uid, record (run.json), params, partitions, bits, output,
-                                            created_ms, priority, paused, cancelled, seal, pinned,
-                                            reconciled (Redis run_id), inputs_seq, ended (the state
-                                            that `_SUCCESS` was written for, or `pending`)
-    headrace:run:RUN:counts          hash   the counters of `models.Counts`
-    headrace:run:RUN:open            hash   producers that have begun and not ended: source -> JSON
-    headrace:run:RUN:l:BUCKET        hash   ledger bucket: rest of the key -> 9 bytes and up (below)
-    headrace:run:RUN:leases          zset   job id -> deadline, ms of Redis TIME
-    headrace:run:RUN:parked          zset   job id -> instant it was parked: suspects of server deaths
-    headrace:run:RUN:results:PP      stream one completion, failure or cancellation an entry
-    headrace:run:RUN:sink:PP         hash   token, deadline_ms, seq (last closed), intent (JSON), tries,
-                                            limit (most rows of a batch after one that failed) and
-                                            until (the entry up to which that holds),
-                                            error (why nothing is stored at present)
-    headrace:run:RUN:sinks           zset   token of a sink that serves the run -> deadline, ms
-    headrace:run:RUN:set_aside       hash   PP:ENTRY_ID -> entry that is nobody's result (cmsgpack)
-    headrace:run:RUN:maintenance     string token of the process that reconciles or ends the run
-    headrace:run:RUN:rate            hash   5-second bucket of Redis TIME -> completions;
-                                            0 where somebody was at work and none ended
-    rq:job:KEY                       hash   RQ's lean job, and: request, attempts, deaths, lost, turns,
-                                            holder (epoch of the lease's owner)
+    headrace:runs                zset   run -> claim order (priority, then age)
+    headrace:tombstone:RUN       string uid of a forgotten run, 24 h
+    headrace:worker_groups       hash   group id -> JSON of its last figures (`at_ms` says when)
+    headrace:slots:SERVER        hash   epoch -> JSON {slots, deadline_ms, rid_prefix, group}
+    headrace:run:RUN             hash   uid, record (run.json), params, partitions, bits, output,
+                                        created_ms, priority, paused, cancelled, seal, pinned,
+                                        reconciled (Redis run_id), inputs_seq, ended (the state
+                                        that `_SUCCESS` was written for, or `pending`)
+    headrace:run:RUN:counts      hash   the counters of `models.Counts`
+    headrace:run:RUN:open        hash   producers that have begun and not ended: source -> JSON
+    headrace:run:RUN:l:BUCKET    hash   ledger bucket: rest of the key -> 9 bytes and up (below)
+    headrace:run:RUN:leases      zset   job id -> deadline, ms of Redis TIME
+    headrace:run:RUN:parked      zset   job id -> instant it was parked: suspects of server deaths
+    headrace:run:RUN:results:PP  stream one completion, failure or cancellation an entry
+    headrace:run:RUN:sink:PP     hash   token, deadline_ms, seq (last closed), intent (JSON), tries,
+                                        limit (most rows of a batch after one that failed) and
+                                        until (the entry up to which that holds),
+                                        error (why nothing is stored at present)
+    headrace:run:RUN:sinks       zset   token of a sink that serves the run -> deadline, ms
+    headrace:run:RUN:set_aside   hash   PP:ENTRY_ID -> entry that is nobody's result (cmsgpack)
+    headrace:run:RUN:maintenance string token of the process that reconciles or ends the run
+    headrace:run:RUN:rate        hash   5-second bucket of Redis TIME -> completions;
+                                        0 where somebody was at work and none ended
+    rq:job:KEY                   hash   RQ's lean job, and: request, attempts, deaths, lost, turns,
+                                        holder (epoch of the lease's owner)
 
 Ledger: one field a key. Bucket = the key's first `bits` bits, as lower-case hex without padding;
 field = the key without its first `bits // 8` bytes, so that bucket and field give the key back;
-value = fingerprint (8 bytes) + state (1 byte: q queued, d done, f failed, c cancelled) + try (decimal
-digits, nothing for the first). Buckets hold 32 to 64 keys at creation, and four times as many stay
+value = fingerprint (8 bytes) + state (1 byte: q queued, d done, f failed, c cancelled) + try
+(decimal digits, nothing for the first). Buckets hold 32 to 64 keys at creation, and four times as many stay
 below `hash-max-listpack-entries` (512), where a key costs about 35 bytes.
 
 Store, below the run's output prefix (`NN-SEQ` = partition as 2 digits, sequence as 8):

@@ -1,1 +1,17 @@
-"""The producer commands: prompts into Redis, and all that a user asks about a run."""
+"""Headrace's producer side: prompts into Redis, and all that a user asks about a run.
+
+`enqueue` reads everything before it changes anything: pass 1 checks every row, spools what is
+accepted to disk and compares every fingerprint with the ledger; pass 2 writes `inputs/` to the
+store and then queues. Interrupted anywhere, the same command again gives the same result, because
+a prompt is its key.
+
+    prompts/                   rows of every form to one request, or a verdict with file, line and
+                               reason
+    spool repeats              the accepted prompts on disk; repeats and conflicts in bounded
+                               memory
+    enqueue joining queueing   the two passes, the run's creation, inputs/ then queue
+    commands/                  one module a command; they parse, call, print
+    verify export status …     what a user asks; verify and export read the store alone
+
+`producer` and `workers` do not know each other; both know `common`.
+"""

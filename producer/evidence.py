@@ -12,6 +12,7 @@ even where its hashes were mended by hand.
 """
 
 import hashlib
+import re
 from typing import Any
 
 import msgspec
@@ -22,6 +23,11 @@ from common.models import Endpoint, Outcome, Usage
 AFTER_KEY = 32
 AFTER_FP = AFTER_KEY + 1 + 16
 """Where the key ends in every line, and where the fingerprint does."""
+
+_IDENTITY = re.compile(rb"[0-9a-f]{32}\t[0-9a-f]{16}\t")
+_RECORD = re.compile(
+    rb"[0-9a-f]{32}\t[0-9a-f]{16}\t[1-9]\d*\t(?:completed|failed|cancelled)\t\d+\t\d+"
+)
 
 NO_CONTENT = b"-"
 _ABSENT = (b"", b"null")
@@ -90,11 +96,21 @@ def accepted_line(key: bytes, fingerprint: bytes, prompt: bytes) -> bytes:
         raise RowError("it is no accepted prompt") from error
     if fingerprint_of(asked.endpoint, body).hex().encode() != fingerprint:
         raise RowError("its fingerprint is not that of its request")
-    return b"%b\t%b\t%b\t%b\n" % (key, fingerprint, _content_asked(asked), _id(asked.id))
+    return _checked(b"%b\t%b\t%b\t%b\n" % (key, fingerprint, _content_asked(asked), _id(asked.id)))
 
 
 def recorded_line(line: bytes, manifest: int) -> bytes:
-    """Make the line of a record from its line of `keys/` and the number of its manifest."""
+    """Make the line of a record.
+
+    Args:
+        line: As it stands in `keys/`.
+        manifest: Number of the manifest that names it.
+
+    Raises:
+        RowError: It is no such line.
+    """
+    if _RECORD.fullmatch(line) is None:
+        raise RowError("it is no record")
     return b"%b\t%d\n" % (line, manifest)
 
 
@@ -109,16 +125,9 @@ def completion_line(row: bytes, manifest: int) -> bytes:
         content = _content_answered(found)
     except (msgspec.MsgspecError, ValueError) as error:
         raise RowError(_why(error, "it is no completion")) from error
-    return b"%b\t%b\t%d\tcompleted\t%d\t%d\t%d\t%b\t%b\n" % (
-        found.key.encode(),
-        found.fingerprint.encode(),
-        found.try_,
-        found.usage.prompt_tokens,
-        found.usage.completion_tokens,
-        manifest,
-        content,
-        _id(found.id),
-    )
+    usage = found.usage
+    what = b"completed\t%d\t%d" % (usage.prompt_tokens, usage.completion_tokens)
+    return _row_line(found, what, manifest, content=content)
 
 
 def failure_line(row: bytes, manifest: int) -> bytes:
@@ -132,15 +141,31 @@ def failure_line(row: bytes, manifest: int) -> bytes:
         content = _content_failed(found)
     except (msgspec.MsgspecError, ValueError) as error:
         raise RowError(_why(error, "it is no failure")) from error
-    return b"%b\t%b\t%d\t%b\t0\t0\t%d\t%b\t%b\n" % (
-        found.key.encode(),
-        found.fingerprint.encode(),
-        found.try_,
-        found.outcome.encode(),
-        manifest,
-        content,
-        _id(found.id),
+    return _row_line(found, found.outcome.encode() + b"\t0\t0", manifest, content=content)
+
+
+def _row_line(
+    row: "_Completion | _Failure", what: bytes, manifest: int, *, content: bytes
+) -> bytes:
+    return _checked(
+        b"%b\t%b\t%d\t%b\t%d\t%b\t%b\n"
+        % (
+            row.key.encode(),
+            row.fingerprint.encode(),
+            row.try_,
+            what,
+            manifest,
+            content,
+            _id(row.id),
+        )
     )
+
+
+def _checked(line: bytes) -> bytes:
+    """See that a line begins with a key and a fingerprint: it is sorted by them."""
+    if _IDENTITY.match(line) is None:
+        raise RowError("its key or fingerprint is none")
+    return line
 
 
 def _why(error: Exception, otherwise: str) -> str:

@@ -1,4 +1,4 @@
-"""Collect what a proof has found wrong: counted by kind, a few kept, all of it on disk if wanted."""
+"""Collect what a proof has found wrong: counted by kind, the first kept, all on disk if wanted."""
 
 import tempfile
 from collections import Counter
@@ -68,7 +68,9 @@ class Findings:
     def __init__(self, *, keep_all: bool = False) -> None:
         self.counts: Counter[str] = Counter()
         self.first: dict[str, list[Finding]] = {}
-        self._file: IO[bytes] | None = tempfile.TemporaryFile() if keep_all else None
+        self._file: IO[bytes] | None = None
+        if keep_all:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
 
     def add(self, finding: Finding) -> None:
         """Take one."""

@@ -1,8 +1,8 @@
 """Judge a run by the lines of `producer.evidence`, some thousand keys at a time. Pure.
 
-What holds for every key: it was accepted; it has one current record by the reader function, at most
-one record a try and at most one completion; every record has its row, every row its record; and the
-row answers the request that was accepted under that key.
+What holds for every key: it was accepted; it has one current record by the reader function, at
+most one record a try and at most one completion; every record has its row, every row its record;
+and the row answers the request that was accepted under that key.
 """
 
 from collections import Counter
@@ -73,7 +73,9 @@ class Judge:
         """Judge all keys of one bin.
 
         Args:
-            accepted, recorded, rows: All lines of these keys, without newlines.
+            accepted: All lines of its accepted prompts, in their order, without newlines.
+            recorded: Likewise of its records.
+            rows: Likewise of its rows.
         """
         records, found = _by_key(recorded), _by_key(rows)
         asked = _by_key(accepted)

@@ -1,1 +1,48 @@
-"""The worker side: worker groups, sinks, the simulator."""
+"""Headrace's worker side: worker groups beside SGLang servers, sinks to the store, the simulator.
+
+A worker group is one process with one event loop (`engine`). A job is in exactly one place: ready
+(leased, no slot), open (a slot and a request), unsent (ended, Redis has not said so yet) or on its
+way back. Its lease is renewed until it has left them all.
+
+    group      the RQ worker: names, signals, RQ's own records     options eligible   what it
+               serves
+    engine     claims, slots, requests, results in one loop         pace     how fast to open, how
+               much to hold
+    serve      one prompt: attempt after attempt                    finisher results to Redis in
+               batches
+    keeper     slots, leases, reaping, takeover                     watch    is the server there
+               and working
+    sglang transport answers requests rows faults clamp             the wire, and whose fault it is
+    loads capacity probe                                            what a server says of itself
+    sink partition batch unstorable                                 from stream to store
+    simulator/ a stand-in for SGLang at the socket
+
+When something fails:
+
+    the server dies     open requests end with an error; their jobs go back with a server death,
+                        the others
+                        uncharged; claims stop until a real token comes
+    the server hangs    no answer, no token counter moves, and a one-token request is not answered:
+                        as above
+    Redis away or full  open requests go on, results wait with their leases, nothing is claimed
+    this process dies   its leases run out and others take its jobs; the next process of its name
+                        aborts what
+                        is open at the server and takes over at once
+    SIGTERM             no claim, open requests get the grace, the rest goes back uncharged
+
+Decisions (2026-11-30):
+
+* Request ids come from a small set (epoch, slot, digit), because SGLang 0.5.23 ignores an abort by
+  prefix: whoever takes over must be able to name each id (`rids`).
+* What is held ready lasts a quarter of a second, not a whole slot set: a slow server with a full
+  hand makes the tail of a run.
+* New slots wait for one TTL after a change of Redis's run id only while the server itself says
+  that something is open there; a fresh Redis beside an idle server starts at once.
+* A status that reads as configuration (404 and such) while the server answers a one-token request
+  is that prompt's own fault: charged, else one odd prompt would stop its group for ever.
+* Suspects of server deaths are tried one at a time, alone; halving is not built yet.
+* 20 faults in a row pause a run; while k of its jobs are in flight, 20 + k are allowed, because
+  quick refusals come before slow successes.
+
+`workers` is a name that other projects use too: give Headrace an environment of its own.
+"""

@@ -40,6 +40,8 @@ class Finisher:
         self._holdings = holdings
         self._desk = desk
         self._wake = asyncio.Event()
+        # One batch at a time: the same results in two would count as duplicates.
+        self._sending = asyncio.Lock()
         self.blocked = False
         self.completed = 0
         self.failed = 0
@@ -69,25 +71,42 @@ class Finisher:
         return True
 
     async def _send_batch(self) -> None:
+        async with self._sending:
+            wait_s = await self._send()
+        if wait_s:
+            await asyncio.sleep(wait_s)
+
+    async def _send(self) -> float:
+        """Send one batch; returns how long to wait before the next."""
         batch = self._next_batch()
+        if not batch:
+            return 0.0
         try:
             words = await self._desk.ask(lambda: self._jobs.finish(batch))
         except RedisUnusableError:
             self.blocked = True
             self._mark_repeated(batch)
-            await asyncio.sleep(self._desk.wait_s())
-            return
+            return self._desk.wait_s()
+        except asyncio.CancelledError:
+            # It may have been made all the same.
+            self._mark_repeated(batch)
+            raise
         kept = 0
         for result, word in zip(batch, words, strict=True):
             if word in _KEPT:
                 kept += 1
+                # Behind the others: results of other runs need not wait for this one's.
+                self._holdings.unsent[result.run, result.key] = self._holdings.unsent.pop(
+                    (result.run, result.key)
+                )
                 continue
             self._note(result, word)
         self.blocked = kept > 0
-        if kept:
-            # A wiped Redis is taught again by whoever reaches the store; these wait for it.
-            log.warning("%d results wait: Redis does not know their run yet", kept)
-            await asyncio.sleep(UNKNOWN_WAIT_S)
+        if not kept:
+            return 0.0
+        # A wiped Redis is taught again by whoever reaches the store; these wait for it.
+        log.warning("%d results wait: Redis does not know their run yet", kept)
+        return UNKNOWN_WAIT_S
 
     def _next_batch(self) -> list[Result]:
         batch: list[Result] = []

@@ -20,6 +20,7 @@ class Open:
         alone: It is a suspect that is tried by itself.
         slot: Number of its slot, which its request ids bear.
         rid: Id of the open request, empty between attempts.
+        resting: The server asked to be left alone; no request is open for it.
         since_s: Monotonic instant at which the job took its slot.
         task: Serves it.
     """
@@ -29,8 +30,14 @@ class Open:
         self.slot = slot
         self.alone = alone
         self.rid = ""
+        self.resting = False
         self.since_s = since_s
         self.task: asyncio.Task[None] | None = None
+
+    @property
+    def key(self) -> JobKey:
+        """Which job it is."""
+        return self.claim.run, self.claim.key
 
 
 class Holdings:
@@ -56,15 +63,36 @@ class Holdings:
     def __len__(self) -> int:
         return len(self.ready) + len(self.open) + len(self.unsent) + len(self.returning)
 
+    def add_ready(self, claim: Claim, *, alone: bool) -> None:
+        """Take over a claimed job; that it could be claimed proves that it had been given back."""
+        self.returning.pop((claim.run, claim.key), None)
+        self.ready.append((claim, alone))
+
+    def has_suspect(self) -> bool:
+        """Whether a job is held that must be alone at the server."""
+        return any(alone for _, alone in self.ready) or any(
+            job.alone for job in self.open.values()
+        )
+
     def oldest_s(self, now_s: float) -> float | None:
         """Give the age of the oldest open request in seconds, None when none is open."""
         return max((now_s - job.since_s for job in self.open.values()), default=None)
+
+    def ages_s(self, now_s: float) -> float:
+        """Sum the ages of the open requests in seconds."""
+        return sum(now_s - job.since_s for job in self.open.values())
 
     def take_ready(self) -> list[JobKey]:
         """Empty `ready` and list what was in it."""
         taken = [(claim.run, claim.key) for claim, _ in self.ready]
         self.ready.clear()
         return taken
+
+    def drop_ready(self, key: JobKey) -> None:
+        """Take one job out of `ready`, if it is there."""
+        self.ready = deque(
+            item for item in self.ready if (item[0].run, item[0].key) != key
+        )
 
     def _leased(self) -> Iterator[JobKey]:
         for claim, _ in self.ready:

@@ -1,4 +1,4 @@
-"""What a worker group's process is told: read once from flags and environment, passed as a value."""
+"""What a worker group's process is told: read once, passed as a value."""
 
 import ipaddress
 import os
@@ -98,7 +98,9 @@ def server_url(pattern: str | None, gpu: int) -> str:
         return DEFAULT_SERVER.format(port=FIRST_PORT + gpu)
     url = pattern.replace("{gpu}", str(gpu)).rstrip("/")
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url) or not _has_port(url):
-        raise UsageError(f"--server {pattern!r}: give http://HOST:PORT, {{gpu}} stands for the GPU")
+        raise UsageError(
+            f"--server {pattern!r}: give http://HOST:PORT, {{gpu}} stands for the GPU"
+        )
     return url
 
 

@@ -1,8 +1,9 @@
-"""Decide how fast to open requests and how many jobs to hold ready. Pure: the clock is an argument.
+"""Decide how fast to open requests and how many jobs to hold ready. Pure.
 
-A cold server is filled slowly, because hundreds of prompts at once are one long prefill during which
-it generates nothing. What is held ready is leased and kept from other worker groups, so it is no more
-than a fraction of a second's use: a slow server with a full hand would make the tail of the run.
+The clock is an argument. A cold server is filled slowly, because hundreds of prompts at once are
+one long prefill during which it generates nothing. What is held ready is leased and kept from
+other worker groups, so it is no more than a fraction of a second's use: a slow server with a full
+hand would make the tail of the run.
 """
 
 PREFETCH_S = 0.25

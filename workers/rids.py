@@ -1,11 +1,12 @@
-"""Give request ids from a small, known set, so that another process can abort them one by one. Pure.
+"""Give request ids from a small, known set, so that another process can abort them one by one.
 
-SGLang aborts only ids that it knows: the front end (0.5.23, `TokenizerManager.abort_request`) drops an
-abort by prefix before the scheduler, which would match it, ever sees it. Whoever takes over from a dead process must
-therefore be able to name every id that may be open. An id is the process's epoch, the number of a slot
-and a digit that changes with each request, so that the next request of a slot does not meet the one
-before it: `{epoch}-{slot, 5 digits}-{0..3}`. The width is fixed, because versions that do match
-prefixes would else abort `…-10` with `…-1`.
+Pure. SGLang aborts only ids that it knows: the front end (0.5.23,
+`TokenizerManager.abort_request`) drops an abort by prefix before the scheduler, which would match
+it, ever sees it. Whoever takes over from a dead process must therefore be able to name every id
+that may be open. An id is the process's epoch, the number of a slot and a digit that changes with
+each request, so that the next request of a slot does not meet the one before it: `{epoch}-{slot, 5
+digits}-{0..3}`. The width is fixed, because versions that do match prefixes would else abort
+`…-10` with `…-1`.
 """
 
 import heapq

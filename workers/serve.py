@@ -58,12 +58,18 @@ class Server(Protocol):
     async def alive(self) -> bool:
         """Ask for one token; True when it came."""
 
+    def ask_for_rest(self, rest_s: float) -> None:
+        """Take note that the server wants to be left alone for so long."""
+
+    def rest_s(self) -> float:
+        """How much of that is left."""
+
 
 class Charger(Protocol):
     """Charges attempts durably."""
 
-    async def charge(self, claim: Claim, reason: str) -> int:
-        """Count an attempt in Redis; returns how many this try has."""
+    async def charge(self, claim: Claim, reason: str, *, before: int) -> int:
+        """Count an attempt in Redis, `before` being those so far; returns how many this try has."""
 
 
 class Prompter:
@@ -108,13 +114,24 @@ class Prompter:
                 return self._failed(claim, verdict, attempts + 1)
             if verdict.kind is Kind.LOAD:
                 refusals += 1
-                await asyncio.sleep(wait_s(verdict, refusals=refusals, jitter=random.random()))  # noqa: S311
+                await self._rest(job, verdict, refusals)
             elif verdict.kind is Kind.ANSWER:
                 attempts = await self._charge(claim, attempts, verdict)
                 if attempts >= params.attempts:
                     return self._failed(claim, verdict, attempts)
                 await asyncio.sleep(ATTEMPT_PAUSE_S)
             request = self._build(job, prompt, params)
+
+    async def _rest(self, job: Open, verdict: Verdict, refusals: int) -> None:
+        """Wait after a refusal: as long as the server asks every one of us to, else longer each time."""
+        job.resting = True
+        jitter = random.random()  # noqa: S311 - spreading, not secrecy
+        if verdict.retry_after_s is not None:
+            self._server.ask_for_rest(verdict.retry_after_s)
+        await asyncio.sleep(wait_s(verdict, refusals=refusals, jitter=jitter))
+        while (left_s := self._server.rest_s()) > 0:
+            await asyncio.sleep(left_s * (1 + jitter / 4))
+        job.resting = False
 
     def _build(self, job: Open, prompt: RawPrompt, params: Params) -> Request:
         return build_request(
@@ -146,7 +163,7 @@ class Prompter:
 
     async def _charge(self, claim: Claim, attempts: int, verdict: Verdict) -> int:
         try:
-            return max(attempts + 1, await self._charger.charge(claim, verdict.reason))
+            return max(attempts + 1, await self._charger.charge(claim, verdict.reason, before=attempts))
         except RedisUnusableError:
             # Redis is away: counted here, so that this process does not try for ever.
             return attempts + 1
@@ -162,10 +179,8 @@ class Prompter:
         if verdict.kind is Kind.CONFIG:
             return Returned(fault=f"{verdict.reason} (HTTP {verdict.status})", config=True)
         reached = verdict.reason != "refused"
-        if job.alone and reached and job.claim.deaths >= 1:
-            # Alone at the server when it died, after deaths with others: only that convicts.
-            poison = Verdict(kind=Kind.PROMPT, reason="poison", message="the server died with it, alone")
-            return self._failed(job.claim, poison)
+        if reached and convicts(job):
+            return poison(job.claim, server=self._server.origin.server)
         return Returned(died=reached, fault=verdict.reason)
 
     def _completed(
@@ -208,6 +223,17 @@ class Prompter:
 
     def _failed(self, claim: Claim, verdict: Verdict, attempts: int | None = None) -> Result:
         return failed(claim, verdict, attempts=attempts, server=self._server.origin.server)
+
+
+def convicts(job: Open) -> bool:
+    """Whether a death of the server is this prompt's: alone there, after deaths with others."""
+    return job.alone and job.claim.deaths >= 1
+
+
+def poison(claim: Claim, *, server: str) -> Result:
+    """Make the failure of a prompt with which the server died while it was alone there."""
+    verdict = Verdict(kind=Kind.PROMPT, reason="poison", message="the server died with it, alone")
+    return failed(claim, verdict, attempts=None, server=server)
 
 
 def failed(claim: Claim, verdict: Verdict, *, attempts: int | None, server: str) -> Result:

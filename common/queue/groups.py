@@ -1,11 +1,11 @@
-"""What worker groups and sinks say of themselves: one JSON a process, with the instant it was said."""
+"""What worker groups and sinks say of themselves: one JSON a process, with its instant."""
 
 import contextlib
 from collections.abc import Iterator
 from typing import cast
 
 import msgspec
-import redis
+import redis  # noqa: TC002 - as everywhere in this package
 
 from common import connect, names
 from common.group_figures import GroupFigures
@@ -43,7 +43,8 @@ class Groups:
             now_ms = self._now_ms()
             raw = cast("dict[bytes, bytes]", self._client.hgetall(names.WORKER_GROUPS))
             read = {
-                epoch: msgspec.json.decode(value, type=GroupFigures) for epoch, value in raw.items()
+                epoch: msgspec.json.decode(value, type=GroupFigures)
+                for epoch, value in raw.items()
             }
             old = [e for e, figures in read.items() if now_ms - figures.at_ms > _FORGET_MS]
             if old:

@@ -1,26 +1,30 @@
 """The main job in two minutes, on this machine: `make demo`.
 
-Real parts throughout: a Valkey with its append-only file, two simulated SGLang servers on loopback,
-two worker groups, a sink, a directory as output. Half-way one worker group is killed with SIGKILL;
+Real parts throughout: a Valkey with its append-only file, two simulated SGLang servers on
+loopback, two worker groups, a sink, a directory as output. Half-way one worker group is killed with SIGKILL;
 at the end `producer verify` proves that nothing was lost or doubled.
 """
 
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
+from redis import Redis
+
+from common import connect
+from common.address import resolve_redis
 from common.embedded import stop_embedded
 from common.models import Counts
 from common.queue import Runs
 from common.store.frames import decompress
-from common import connect
-from common.address import resolve_redis
 
 FOLDER = Path(os.environ.get("HEADRACE_DEMO_DIR", "headrace-demo"))
 RUN = "demo"
@@ -28,6 +32,9 @@ MADE_UP = 3_000
 FIRST_PORT = 30_910
 BIN = Path(sys.executable).parent
 LIMIT_S = 150.0
+WIDTH = 90
+
+Processes = list["subprocess.Popen[bytes]"]
 
 _TOPICS = ("tides", "compilers", "sourdough", "glaciers", "chess", "bridges", "bees", "jazz")
 _ASKS = ("Explain {} to a child", "Name three facts about {}", "Write a short poem about {}")
@@ -42,13 +49,25 @@ def main() -> int:
     os.environ["HEADRACE_REDIS"] = redis_url
     os.environ["HEADRACE_STATE_DIR"] = str(FOLDER / "state")
 
-    say("1. Put the prompts into Redis (again later: the same command queues only what is missing)")
+    say(
+        "1. Put the prompts into Redis (again later: the same command queues only what is missing)"
+    )
     call("producer", "enqueue", str(prompts), "--output", str(output), "--max-tokens", "256")
 
     say("2. Start two simulated GPUs, a worker group beside each, and the sink")
     started = [
-        start("workers", "simulate", "--servers", "2", "--port", str(FIRST_PORT), "--cap", "48",
-              "--latency", "lognormal:0.9:0.8"),
+        start(
+            "workers",
+            "simulate",
+            "--servers",
+            "2",
+            "--port",
+            str(FIRST_PORT),
+            "--cap",
+            "48",
+            "--latency",
+            "lognormal:0.9:0.8",
+        ),
         *(start_group(gpu) for gpu in (0, 1)),
         start("workers", "sink", "--batch-seconds", "5", "--first-batch-seconds", "2"),
     ]
@@ -62,12 +81,14 @@ def main() -> int:
         stop_embedded(FOLDER / "redis")
 
 
-def drive(started: "list[subprocess.Popen[bytes]]", redis_url: str, output: Path) -> int:
+def drive(started: Processes, redis_url: str, output: Path) -> int:
     """Watch the run, kill a worker group half-way, prove the result."""
     client = connect.connect(redis_url)
     watch(client, lambda counts: counts.completed * 2 >= counts.total, started)
     victim = started[1]
-    say(f"\n3. SIGKILL for the worker group of GPU 0 (process {victim.pid}), with requests in flight")
+    say(
+        f"\n3. SIGKILL for the worker group of GPU 0 (process {victim.pid}), with requests in flight"
+    )
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     call("rq", "info", "-u", redis_url, "--raw")
@@ -88,8 +109,6 @@ def drive(started: "list[subprocess.Popen[bytes]]", redis_url: str, output: Path
 
 def prepare() -> None:
     """Begin with an empty folder of our own."""
-    import shutil
-
     if FOLDER.exists():
         if not (FOLDER / ".headrace-demo").exists():
             sys.exit(f"{FOLDER} is not a folder of this demo: remove it, or set HEADRACE_DEMO_DIR")
@@ -136,7 +155,7 @@ def call(program: str, *args: str, check: bool = True) -> int:
     return code
 
 
-def watch(client, until, started) -> None:
+def watch(client: Redis, until: Callable[[Counts], bool], started: Processes) -> None:
     """Show the counts on one line until a condition holds."""
     deadline_s = time.monotonic() + LIMIT_S
     while True:
@@ -160,7 +179,7 @@ def describe(counts: Counts) -> str:
     )
 
 
-def wait_for(path: Path, started) -> None:
+def wait_for(path: Path, started: Processes) -> None:
     """Wait until the sink has stored everything."""
     deadline_s = time.monotonic() + 60
     while not path.exists():
@@ -168,7 +187,7 @@ def wait_for(path: Path, started) -> None:
         time.sleep(0.1)
 
 
-def check_alive(started, deadline_s: float) -> None:
+def check_alive(started: Processes, deadline_s: float) -> None:
     """End the demo when a process has ended by itself or it takes too long."""
     ended = [process for process in started if process.poll() is not None]
     if ended or time.monotonic() > deadline_s:
@@ -184,16 +203,18 @@ def show_two(output: Path) -> None:
             if type(row["id"]) not in shown:
                 shown.add(type(row["id"]))
                 asked, answered = (m["content"] for m in row["messages"])
-                say(f"   id {row['id']!r}\n     asked:    {shorten(asked)}\n"
-                    f"     answered: {shorten(answered)}")
-            if len(shown) == 2:
+                say(
+                    f"   id {row['id']!r}\n     asked:    {shorten(asked)}\n"
+                    f"     answered: {shorten(answered)}"
+                )
+            if shown == {int, str}:
                 return
 
 
 def shorten(text: str) -> str:
     """Cut a text to one line."""
     line = " ".join(text.split())
-    return line if len(line) <= 90 else line[:89] + "…"
+    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
 
 
 def print_next(output: Path) -> None:

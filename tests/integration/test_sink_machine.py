@@ -8,7 +8,7 @@ import contextlib
 import threading
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -62,12 +62,13 @@ class SinkMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.faults: list[str] = []
+        self.stepping: set[int] = set()
         self.server = RedisServer("valkey", appendonly=True).start()
         self.store = MemoryStore(conditional=self.conditional, fault=self._fault)
         self.world = World(
             self.server.client(), self.store, prompts=6, partitions=PARTITIONS, sealed=True
         )
-        self.faults: list[str] = []
         self.points: list[Path] = []
         self.sinks: dict[str, RunSink] = {}
         self.frozen: list[tuple[threading.Thread, Interruption]] = []
@@ -167,23 +168,20 @@ class SinkMachine(RuleBasedStateMachine):
     def lose_everything(self) -> None:
         self.server.wipe()
         self.world.use(self.server.client())
-        self.faults = []
         adopt_run(self.world.client, self.store)
 
     # --- What must hold --------------------------------------------------------------------------
 
     @invariant()
     def nothing_is_stored_twice(self) -> None:
-        faults, self.faults = self.faults, []
         self.world.check_store()
-        self.faults = faults
 
     def teardown(self) -> None:
         """Let everything come to its end: each accepted prompt has one current record."""
         try:
             while self.frozen:
                 self.thaw(0)
-            self.faults = []
+            self.faults.clear()
             self.time_passes()
             self.world.client.delete(names.sinks(RUN))
             self._complete()
@@ -221,6 +219,7 @@ class SinkMachine(RuleBasedStateMachine):
 
     def _step(self, sink: RunSink, interruption: Interruption | None = None) -> None:
         thread = threading.get_ident()
+        self.stepping.add(thread)
         if interruption:
             self.interruptions[thread] = interruption
         try:
@@ -228,6 +227,7 @@ class SinkMachine(RuleBasedStateMachine):
                 sink.step(flush=False)
         finally:
             self.interruptions.pop(thread, None)
+            self.stepping.discard(thread)
 
     def _watch(self, point: str) -> None:
         interruption = self.interruptions.get(threading.get_ident())
@@ -235,9 +235,7 @@ class SinkMachine(RuleBasedStateMachine):
             interruption.reached(point)
 
     def _fault(self, operation: str, name: str) -> str | None:
-        if operation == "put" and name == names.PROGRESS:
-            return None
-        if not getattr(self, "faults", None):
+        if threading.get_ident() not in self.stepping or not self.faults:
             return None
         return self.faults.pop(0) or None
 
@@ -260,6 +258,8 @@ CHECKS = settings(
     max_examples=12,
     stateful_step_count=30,
     deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
 

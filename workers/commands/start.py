@@ -39,22 +39,61 @@ class Concurrency(click.ParamType):
 
 
 @click.command()
-@click.option("--gpu", required=True, metavar="N|A-B|A,B", help="Which GPUs, one worker group each.")
-@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True,
-              help="GPUs that one server spans: `--gpu 0,1 --tp 2` is one worker group.")
-@click.option("--server", metavar="URL", help="The SGLang server; {gpu} stands for the GPU's number."
-              "  [default: http://127.0.0.1:{30000+gpu}]")
-@click.option("--redis", "-u", "--url", "redis_url", metavar="URL",
-              help="Redis, or embedded:DIR.  [default: HEADRACE_REDIS, RQ_REDIS_URL, localhost:6379]")
-@click.option("--concurrency", type=Concurrency(), default="auto", show_default=True,
-              help="Most requests open at a server; auto follows the server's own cap.")
-@click.option("--ramp", type=click.FloatRange(min=0, min_open=True), default=DEFAULT_RAMP,
-              show_default=True, help="New requests a second until the server is full once.")
-@click.option("--grace", "grace_s", type=click.FloatRange(min=0), default=DEFAULT_GRACE_S,
-              show_default=True, help="Seconds that open requests get after SIGTERM.")
-@click.option("--run", "runs", multiple=True, help="Serve only this run; repeatable.  [default: all]")
-@click.option("--log-level", default="INFO", show_default=True,
-              type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]))
+@click.option(
+    "--gpu", required=True, metavar="N|A-B|A,B", help="Which GPUs, one worker group each."
+)
+@click.option(
+    "--tp",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="GPUs that one server spans: `--gpu 0,1 --tp 2` is one worker group.",
+)
+@click.option(
+    "--server",
+    metavar="URL",
+    help="The SGLang server; {gpu} stands for the GPU's number."
+    "  [default: http://127.0.0.1:{30000+gpu}]",
+)
+@click.option(
+    "--redis",
+    "-u",
+    "--url",
+    "redis_url",
+    metavar="URL",
+    help="Redis, or embedded:DIR.  [default: HEADRACE_REDIS, RQ_REDIS_URL, localhost:6379]",
+)
+@click.option(
+    "--concurrency",
+    type=Concurrency(),
+    default="auto",
+    show_default=True,
+    help="Most requests open at a server; auto follows the server's own cap.",
+)
+@click.option(
+    "--ramp",
+    type=click.FloatRange(min=0, min_open=True),
+    default=DEFAULT_RAMP,
+    show_default=True,
+    help="New requests a second until the server is full once.",
+)
+@click.option(
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(min=0),
+    default=DEFAULT_GRACE_S,
+    show_default=True,
+    help="Seconds that open requests get after SIGTERM.",
+)
+@click.option(
+    "--run", "runs", multiple=True, help="Serve only this run; repeatable.  [default: all]"
+)
+@click.option(
+    "--log-level",
+    default="INFO",
+    show_default=True,
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
+)
 def start(
     gpu: str,
     tp: int,
@@ -68,9 +107,9 @@ def start(
 ) -> None:
     """Serve prompts on these GPUs, each with the SGLang server beside it.
 
-    One process a worker group; one that dies is started again. SIGTERM or Ctrl-C stops claims, lets
-    open requests end within --grace, and gives the rest back; a second one does not wait.
-    The servers' key comes from HEADRACE_API_KEY.
+    One process a worker group; one that dies is started again. SIGTERM or Ctrl-C stops claims,
+    lets open requests end within --grace, and gives the rest back; a second one does not wait. The
+    servers' key comes from HEADRACE_API_KEY.
 
     \b
     Example:
@@ -78,7 +117,9 @@ def start(
     """
     sets = parse_gpus(gpu, tp)
     if len(sets) > 1 and server is not None and "{gpu}" not in server:
-        raise UsageError(f"--server {server!r} names one server for {len(sets)} worker groups: use {{gpu}}")
+        raise UsageError(
+            f"--server {server!r} names one server for {len(sets)} worker groups: use {{gpu}}"
+        )
     url = resolve_redis(redis_url)
     set_up_logs(log_level)
     host = this_host()

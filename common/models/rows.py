@@ -1,0 +1,108 @@
+"""What a prompt ends as: a line of a shard or of `failures/`."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from common.models.kinds import Endpoint, NonNegativeInt, PositiveInt
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one request; completion tokens cover all its choices, reasoning included."""
+
+    prompt_tokens: NonNegativeInt
+    completion_tokens: NonNegativeInt
+    reasoning_tokens: NonNegativeInt = 0
+    cached_tokens: NonNegativeInt = 0
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of the answer's choices, in the server's order.
+
+    Attributes:
+        index: From 0.
+        content: Text; None where the server gave none (tool calls, cut thinking).
+        finish_reason: stop, length, tool_calls … as the server says.
+        logprobs, token_ids, prompt_token_ids: Only when the row asked for them.
+    """
+
+    index: NonNegativeInt
+    content: str | None
+    finish_reason: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[Any] | None = None
+    matched_stop: Any = None
+    logprobs: Any = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class CompletionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a shard: what was asked, what came, and how.
+
+    Attributes:
+        id: As the author gave it, type and text.
+        key, fingerprint: 32 and 16 hex digits; the fingerprint is of the request that this
+            row answers, so two swapped answers are found.
+        messages: The conversation with the answer in its place, ready to train on; None for
+            completions and generate, which have `prompt` instead.
+        prompt: Text or token ids as given, None for chat.
+        choices: Every choice.
+        params: What was sent besides content: model, max_tokens, temperature, seed …
+        tools: As given; in the row only when the prompt had them.
+        params_hash: 16 hex digits of their canonical JSON.
+        flags: Any of empty, truncated, clamped, reasoning_cut.
+        latency_s: From sending the request to the last byte of its answer.
+    """
+
+    id: msgspec.Raw
+    sample: NonNegativeInt
+    key: str
+    fingerprint: str
+    line: NonNegativeInt
+    source: str
+    endpoint: Endpoint
+    messages: list[Any] | None
+    prompt: str | list[Any] | None
+    choices: list[Choice]
+    usage: Usage
+    params: dict[str, Any]
+    params_hash: str
+    model: str
+    server_version: str
+    server: str
+    try_: PositiveInt = msgspec.field(name="try")
+    attempts: PositiveInt
+    latency_s: float
+    completed_at: str
+    flags: list[str]
+    extra: dict[str, Any]
+    tools: list[Any] | None = None
+
+
+class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `failures/`: the prompt's whole request, and why it has no completion.
+
+    Attributes:
+        outcome: failed or cancelled.
+        reason: One word of `workers.faults`, for example bad_request, timeout, poison, cancelled.
+        status: HTTP status of the last attempt, None when there was none.
+        message: The server's text, at most 2,000 characters.
+        request: The `Prompt` as it was accepted.
+    """
+
+    id: msgspec.Raw
+    sample: NonNegativeInt
+    key: str
+    fingerprint: str
+    line: NonNegativeInt
+    source: str
+    outcome: Literal["failed", "cancelled"]
+    reason: str
+    status: int | None
+    message: str
+    server: str
+    try_: PositiveInt = msgspec.field(name="try")
+    attempts: NonNegativeInt
+    failed_at: str
+    request: msgspec.Raw

@@ -1,0 +1,129 @@
+"""Stop a worker group in two stages: no more claims and the grace for what is open, then back with it.
+
+A second request to stop skips the grace. Redis or the server may be away meanwhile: whatever cannot be
+said to them within a few seconds is left to leases and to the next process of this name.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from common.errors import RedisUnusableError
+from workers.aborts import abort_all
+from workers.desk import Bell
+from workers.endings import Endings
+from workers.finisher import Finisher
+from workers.holdings import Holdings
+from workers.keeper import Keeper
+from workers.options import GroupOptions
+from workers.returns import Returns
+from workers.sglang import SGLangClient
+from workers.showing import Showing
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+
+
+class StopRequest:
+    """Whether this process was told to stop, how often, and by which signal.
+
+    Attributes:
+        asked: Set by the first request.
+        hurried: Set by the second one.
+        signal: Number of the first signal, None where none was the reason.
+    """
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.hurried = asyncio.Event()
+        self.signal: int | None = None
+
+    def ask(self, signal: int | None = None) -> None:
+        """Ask to stop."""
+        if self.asked.is_set():
+            self.hurried.set()
+        else:
+            self.signal = signal
+        self.asked.set()
+
+
+class WindDown:
+    """The orderly end of one process, once it claims no more."""
+
+    def __init__(
+        self,
+        options: GroupOptions,
+        client: SGLangClient,
+        *,
+        stop: StopRequest,
+        holdings: Holdings,
+        endings: Endings,
+        returns: Returns,
+        finisher: Finisher,
+        keeper: Keeper,
+        showing: Showing,
+        bell: Bell,
+    ) -> None:
+        self._options = options
+        self._client = client
+        self._stop = stop
+        self._holdings = holdings
+        self._endings = endings
+        self._returns = returns
+        self._finisher = finisher
+        self._keeper = keeper
+        self._showing = showing
+        self._bell = bell
+
+    async def run(self, claiming: "asyncio.Task[None]") -> None:
+        """Wind down.
+
+        Args:
+            claiming: The last claim, which has been asked to end: what it brings goes back as well.
+        """
+        deadline_s = time.monotonic() + self._options.grace_s
+        log.info(
+            "stopping: %d open requests get %.0f s, %d held jobs go back",
+            len(self._holdings.open),
+            self._options.grace_s,
+            len(self._holdings.ready),
+        )
+        self._returns.add_ready()
+        await asyncio.wait([claiming], timeout=self._limit_s)
+        claiming.cancel()
+        self._returns.add_ready()
+        while self._busy() and time.monotonic() < deadline_s and not self._stop.hurried.is_set():
+            await self._bell.wait(LOOK_S)
+        await self._end_open()
+        if not await self._returns.flush(self._limit_s):
+            log.warning("%d jobs could not be given back", len(self._holdings.returning))
+        if not await self._finisher.flush(self._limit_s):
+            log.warning(
+                "%d results could not be recorded: they will be redone", len(self._holdings.unsent)
+            )
+        with contextlib.suppress(RedisUnusableError, TimeoutError):
+            async with asyncio.timeout(self._limit_s):
+                await self._keeper.release()
+                await self._showing.withdraw()
+
+    @property
+    def _limit_s(self) -> float:
+        return self._options.timing.redis_limit_s
+
+    def _busy(self) -> bool:
+        """Whether anything is worth waiting for: a request that runs, a result not recorded yet."""
+        for job in list(self._holdings.open.values()):
+            if job.resting:
+                self._endings.stop(job)
+        return bool(self._holdings.open or self._holdings.unsent)
+
+    async def _end_open(self) -> None:
+        """Abort what is still open, then give it back."""
+        jobs = list(self._holdings.open.values())
+        if not jobs:
+            return
+        for job in jobs:
+            self._endings.stop(job)
+        await abort_all(self._client, [job.rid for job in jobs if job.rid])
