@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.headrace-installed
+# The oldest RQ that is promised, in a folder of its own: its tools are judges in the tests too.
+RQ2 := $(VENV)/rq2
 UV ?= $(VENV)/bin/uv
 # Passed on to pytest, as in `make test ARGS="-n 2 tests/unit"`.
 ARGS ?=
@@ -25,7 +27,7 @@ help: ## List the targets
 
 install: $(STAMP) ## Make .venv with the pinned packages and this project (once, and when pins change)
 
-$(STAMP): requirements.txt pyproject.toml
+$(STAMP): requirements.txt requirements-rq2.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Headrace needs Python 3.11 or newer, and '$(PYTHON)' is none. Where it has another name: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PY) -m pip --version >/dev/null 2>&1 || { \
@@ -34,6 +36,8 @@ $(STAMP): requirements.txt pyproject.toml
 	  $(PYTHON) -m venv $(VENV); }
 	@echo "installing the pinned packages into $(VENV): a minute, once"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	@rm -rf $(RQ2)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --target $(RQ2) -r requirements-rq2.txt
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -76,12 +80,13 @@ check: lint types imports test ## What CI runs, cheap first
 lock: install ## Resolve the pins anew from pyproject.toml (LOCK="--upgrade" raises them)
 	$(UV) pip compile $(LOCK_OPTIONS) --group demo --group test --group lint -o requirements.txt
 	$(UV) pip compile $(LOCK_OPTIONS) --constraint requirements.txt -o requirements-runtime.txt
+	echo 'rq==2.12.0' | $(UV) pip compile $(LOCK_FLAGS) - -o requirements-rq2.txt
 
 LOCK ?=
 # --no-config: a developer's own index settings must not show in the files.
-LOCK_OPTIONS = --quiet --no-config --universal --python-version 3.11 --generate-hashes \
-  --annotation-style line --custom-compile-command "make lock" \
-  pyproject.toml --extra embedded --group build $(LOCK)
+LOCK_FLAGS = --quiet --no-config --universal --python-version 3.11 --generate-hashes \
+  --annotation-style line --custom-compile-command "make lock" $(LOCK)
+LOCK_OPTIONS = $(LOCK_FLAGS) pyproject.toml --extra embedded --group build
 
 clean: ## Remove caches and build leftovers (not .venv, not runs)
 	rm -rf build dist headrace.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from common.errors import RedisFullError, RedisUnusableError, UsageError
@@ -54,9 +54,10 @@ def public_address(url: str) -> str:
 def client_for(url: str) -> "redis.Redis":
     """Make a client without talking to the server.
 
-    A call that fails to connect is repeated three times within about two seconds; whoever must
-    survive a longer outage loops outside. A repeated write is safe, because every script of ours
-    recognises its own repetition.
+    A call that fails to connect, or whose answer is lost, is repeated three times within about two
+    seconds; whoever must survive a longer outage loops outside. A repeated write is safe, because
+    every script of ours recognises its own repetition; two would count it, and are sent
+    `without_retries`.
     """
     try:
         return redis.Redis.from_url(url, **timing(unix=url.startswith("unix:")))
@@ -79,6 +80,18 @@ def timing(*, unix: bool) -> dict[str, Any]:
     }
 
 
+def without_retries(client: "redis.Redis") -> "redis.Redis":
+    """Make a client for the same Redis whose calls are sent once, and fail when the answer is lost.
+
+    For calls whose repetition must say so: the caller repeats them itself.
+    """
+    pool = client.connection_pool
+    kwargs = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0), "retry_on_error": []}
+    return redis.Redis(
+        connection_pool=redis.ConnectionPool(connection_class=pool.connection_class, **kwargs)
+    )
+
+
 def connect(url: str) -> "redis.Redis":
     """Connect and check that this Redis keeps what it is given.
 
@@ -86,7 +99,20 @@ def connect(url: str) -> "redis.Redis":
         RedisUnusableError: Away, refusing, older than 6.2, or set to evict keys.
     """
     client = client_for(url)
-    where = public_address(url)
+    check(client, public_address(url))
+    return client
+
+
+def check(client: "redis.Redis", where: str) -> None:
+    """Check that this Redis keeps what it is given.
+
+    Args:
+        client: Of that Redis.
+        where: Its address, for people.
+
+    Raises:
+        RedisUnusableError: Away, refusing, older than 6.2, or set to evict keys.
+    """
     try:
         info = client.info()
     except redis.AuthenticationError as error:
@@ -109,7 +135,6 @@ def connect(url: str) -> "redis.Redis":
             f"Redis at {where} has maxmemory-policy {policy}, which drops queued prompts and "
             "results without an error: set maxmemory-policy noeviction"
         )
-    return client
 
 
 def persistence_warning(client: "redis.Redis") -> str | None:

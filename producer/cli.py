@@ -75,7 +75,7 @@ def _module(name: str) -> str:
 @click.group(cls=CommandsByName, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="headrace")
 def cli() -> None:
-    r"""Queue prompts for a run, and ask about it.
+    """Queue prompts for a run, and ask about it.
 
     Every option may come from the environment as HEADRACE_…: --max-tokens from
     HEADRACE_MAX_TOKENS.
@@ -84,7 +84,7 @@ def cli() -> None:
     Example:
         producer enqueue prompts.jsonl --output s3://bucket/prefix --max-tokens 4096
         producer status prompts
-    """
+    """  # noqa: D301 - click takes the backspace for "do not wrap"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

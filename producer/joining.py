@@ -4,7 +4,6 @@
 call adopts, and two producers with two Redis cannot make two runs of one output.
 """
 
-import math
 import uuid
 from datetime import UTC, datetime
 from typing import Any
@@ -18,13 +17,6 @@ from common.queue import Runs
 from common.queue.runs import refuse_change as refuse_other_record
 from common.store import ObjectStore, open_store
 from producer.request import Asked
-
-BUCKET_ENTRIES = 100
-"""Entries of a ledger bucket at first. With room for four times as many it stays a listpack, which
-Redis scans quickly and keeps in some 30 bytes an entry."""
-
-FEWEST_BITS = 12
-MOST_BITS = 28
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,16 +107,10 @@ def new_record(run: str, asked: Asked, *, output: str, rows: int, version: str) 
         output=output,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         partitions=asked.partitions or 1,
-        bits=ledger_bits(rows),
+        bits=names.ledger_bits(rows),
         endpoint_url=asked.endpoint_url,
         headrace_version=version,
     )
-
-
-def ledger_bits(rows: int) -> int:
-    """Choose how many bits of a key name its ledger bucket, with room for four times `rows`."""
-    wanted = math.ceil(math.log2(max(rows, 1) / BUCKET_ENTRIES))
-    return min(MOST_BITS, max(FEWEST_BITS, wanted))
 
 
 def make_run(runs: Runs, store: ObjectStore, record: RunRecord, *, priority: int) -> RunRecord:

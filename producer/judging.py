@@ -194,6 +194,24 @@ class Judge:
         )
 
 
+def not_accepted(wanted: Sequence[bytes], accepted: Sequence[bytes]) -> Iterator[Finding]:
+    """Tell of the prompts of a file that a run does not have, or has with another text.
+
+    Args:
+        wanted: key TAB fp TAB id, a line each, of one bin.
+        accepted: All lines of its accepted prompts.
+    """
+    texts = {line[:AFTER_FP] for line in accepted}
+    keys = {line[:AFTER_KEY] for line in accepted}
+    for line in wanted:
+        if line[:AFTER_FP] in texts:
+            continue
+        key = line[:AFTER_KEY]
+        detail = "the run has another text for it" if key in keys else "it was never accepted"
+        id_json = msgspec.Raw(line[AFTER_FP + 1 :])
+        yield Finding(kind="file", key=key.decode(), id=id_json, detail=detail)
+
+
 def _by_key(lines: Sequence[bytes]) -> dict[bytes, list[bytes]]:
     found: dict[bytes, list[bytes]] = {}
     for line in lines:

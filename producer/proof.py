@@ -27,7 +27,7 @@ from producer.evidence import (
     recorded_line,
 )
 from producer.findings import Finding, Findings
-from producer.judging import Judge, Tally
+from producer.judging import Judge, Tally, not_accepted
 from producer.meter import MeterFor
 from producer.objects import Loaded, fault_of, load_all, named_after
 
@@ -64,7 +64,14 @@ class Proof(msgspec.Struct, kw_only=True):
     bytes: int = 0
 
 
-def prove(store: ObjectStore, record: RunRecord, findings: Findings, *, meter: MeterFor) -> Proof:
+def prove(
+    store: ObjectStore,
+    record: RunRecord,
+    findings: Findings,
+    *,
+    meter: MeterFor,
+    wanted: catalog.Bins | None = None,
+) -> Proof:
     """Read everything and add to `findings` what is wrong.
 
     Args:
@@ -72,11 +79,12 @@ def prove(store: ObjectStore, record: RunRecord, findings: Findings, *, meter: M
         record: Its run.json.
         findings: Takes what is wrong.
         meter: Shows how far it is.
+        wanted: Prompts that the run should have: key TAB fp TAB id, a line each.
 
     Raises:
         StoreUnusableError: The store cannot be read.
     """
-    return _Prover(store, record, findings, meter).go()
+    return _Prover(store, record, findings, meter).go(wanted)
 
 
 class _Prover:
@@ -91,7 +99,7 @@ class _Prover:
         self._meter = meter
         self._proof = Proof(tally=Tally())
 
-    def go(self) -> Proof:
+    def go(self, wanted: catalog.Bins | None) -> Proof:
         proof = self._proof
         commits = list(self._manifests())
         proof.manifests = len(commits)
@@ -108,14 +116,56 @@ class _Prover:
             self._read_inputs(listing.rows, accepted)
             self._read_results(commits, recorded, rows)
             judge = Judge([name for name, _ in commits])
-            sorts = (accepted, recorded, rows)
-            for prefix in sorted(set[bytes]().union(*(sort.prefixes() for sort in sorts))):
-                self._all(judge.judge(*(sort.lines(prefix) for sort in sorts)))
-            self._all(judge.settle())
+            self._judge(judge, (accepted, recorded, rows), wanted)
         proof.tally = judge.tally
-        for what in self._success(listing):
-            self._add("success", names.SUCCESS, what)
+        said = self._store.get(names.SUCCESS)
+        if said is not None:
+            proof.success = True
+            for what in self._differences(said, listing):
+                self._add("success", names.SUCCESS, what)
         return proof
+
+    def _differences(self, said: bytes, listing: catalog.InputsListing) -> Iterator[str]:
+        """Compare what `_SUCCESS` says with what was found."""
+        try:
+            success = msgspec.json.decode(said, type=Success)
+        except msgspec.MsgspecError:
+            yield "cannot be read"
+            return
+        tally = self._proof.tally
+        found = {
+            "uid": self._record.uid,
+            "total": tally.accepted,
+            "completed": tally.outcomes["completed"],
+            "failed": tally.outcomes["failed"],
+            "cancelled": tally.outcomes["cancelled"],
+            "output_tokens": tally.output_tokens,
+            "manifests": self._proof.manifests,
+        }
+        for what, value in found.items():
+            if getattr(success, what) != value:
+                yield f"it says {what} {getattr(success, what)}, there is {value}"
+        covered, there = set(success.inputs), set(listing.names)
+        yield from (f"it names {name}, which is missing" for name in sorted(covered - there))
+        if there - covered:
+            yield f"it is void: it does not cover {len(there - covered)} objects of {names.INPUTS}"
+
+    def _judge(
+        self,
+        judge: Judge,
+        sorts: tuple[catalog.Bins, catalog.Bins, catalog.Bins],
+        wanted: catalog.Bins | None,
+    ) -> None:
+        found = [*sorts, wanted] if wanted else sorts
+        prefixes = sorted(set[bytes]().union(*(sort.prefixes() for sort in found)))
+        with self._meter("comparing", len(prefixes)) as bar:
+            for number, prefix in enumerate(prefixes):
+                accepted, recorded, rows = (sort.lines(prefix) for sort in sorts)
+                self._all(judge.judge(accepted, recorded, rows))
+                if wanted:
+                    self._all(not_accepted(wanted.lines(prefix), accepted))
+                bar.show(number)
+        self._all(judge.settle())
 
     def _add(self, kind: str, name: str, detail: str) -> None:
         self._findings.add(Finding(kind=kind, object=name, detail=detail))
@@ -242,38 +292,6 @@ class _Prover:
         listed = [outcomes.count(word) for word in (b"completed", b"failed", b"cancelled")]
         if listed != [manifest.completed, manifest.failed, manifest.cancelled]:
             self._add("manifest", name, "its counts are not those of its list of keys")
-
-    # --- _SUCCESS --------------------------------------------------------------------------------
-
-    def _success(self, listing: catalog.InputsListing) -> Iterator[str]:
-        """Compare what `_SUCCESS` says with what was found."""
-        data = self._store.get(names.SUCCESS)
-        if data is None:
-            return
-        self._proof.success = True
-        try:
-            said = msgspec.json.decode(data, type=Success)
-        except msgspec.MsgspecError:
-            yield "cannot be read"
-            return
-        tally = self._proof.tally
-        pairs: dict[str, tuple[object, object]] = {
-            "uid": (said.uid, self._record.uid),
-            "total": (said.total, tally.accepted),
-            "completed": (said.completed, tally.outcomes["completed"]),
-            "failed": (said.failed, tally.outcomes["failed"]),
-            "cancelled": (said.cancelled, tally.outcomes["cancelled"]),
-            "output_tokens": (said.output_tokens, tally.output_tokens),
-            "manifests": (said.manifests, self._proof.manifests),
-        }
-        for what, (have, found) in pairs.items():
-            if have != found:
-                yield f"it says {what} {have}, there is {found}"
-        for name in sorted(set(said.inputs) - set(listing.names)):
-            yield f"it names {name}, which is missing"
-        more = len(set(listing.names) - set(said.inputs))
-        if more:
-            yield f"it is void: {more} objects of {names.INPUTS} are not covered by it"
 
 
 def _accepted(row: bytes) -> bytes:

@@ -49,35 +49,37 @@ class Endings:
     def settle(self, job: Open, ended: Result | Returned) -> None:
         """Pass on a job that has been served, by what became of it."""
         if isinstance(ended, Result):
+            # It may have come while the job was on its way back: then it need not go there.
+            self._holdings.returning.pop(job.key, None)
             self._finisher.add(ended)
-        else:
+        elif not job.leaving:
             self._returns.add(job.key, died=ended.died)
 
     def hang(self) -> None:
         """Nothing moves at the server: give back everything that is open there."""
         jobs = list(self._holdings.open.values())
-        self._abort(jobs)
         for job in jobs:
             if job.rid and convicts(job):
                 self._finisher.add(poison(job.claim, server=self._client.url))
             else:
                 self._returns.add(job.key, died=bool(job.rid))
-            _cancel(job)
+        self._leave(jobs)
         self._returns.add_ready()
 
-    def stop(self, job: Open) -> None:
-        """Take a job out of its slot, uncharged; its request is the caller's to abort."""
-        self._returns.add(job.key, died=False)
-        _cancel(job)
+    def stop(self, jobs: Iterable[Open]) -> None:
+        """Take jobs out of their slots and give them back, uncharged."""
+        jobs = list(jobs)
+        for job in jobs:
+            self._returns.add(job.key, died=False)
+        self._leave(jobs)
 
     def lose(self, key: JobKey) -> None:
         """The job has ended elsewhere, or its run was cancelled: stop working on it."""
         job = self._holdings.open.get(key)
         if job is None:
             self._holdings.drop_ready(key)
-            return
-        self._abort([job])
-        _cancel(job)
+        else:
+            self._leave([job])
 
     def convict(self, claim: Claim) -> None:
         """Worker processes died with this prompt, the last time while it was tried alone."""
@@ -88,13 +90,15 @@ class Endings:
         )
         self._finisher.add(failed(claim, verdict, attempts=None, server=self._client.url))
 
-    def _abort(self, jobs: Iterable[Open]) -> None:
-        """Abort requests in passing: nobody waits, and a server that is gone has none."""
-        rids = [job.rid for job in jobs if job.rid]
-        if rids:
-            self._spawn(abort_all(self._client, rids))
+    def _leave(self, jobs: list[Open]) -> None:
+        for job in jobs:
+            self._holdings.leave(job)
+        if jobs:
+            self._spawn(self._end_requests(jobs))
 
-
-def _cancel(job: Open) -> None:
-    if job.task is not None:
-        job.task.cancel()
+    async def _end_requests(self, jobs: list[Open]) -> None:
+        """Abort the requests, then close their connections: a server has died of the other order."""
+        await abort_all(self._client, [job.rid for job in jobs if job.rid])
+        for job in jobs:
+            if job.task is not None:
+                job.task.cancel()

@@ -4,8 +4,8 @@
 `rq info`, `rq suspend`, `rq resume`, cancel and shutdown commands work on it as on any RQ worker.
 It takes jobs by Headrace's own claim (`common.queue`), not by RQ's dequeue: RQ runs one job a process.
 
-Environment, for `rq worker`, which passes no options of ours: HEADRACE_GPU, HEADRACE_SERVER,
-HEADRACE_CONCURRENCY, HEADRACE_RAMP, HEADRACE_GRACE, HEADRACE_API_KEY, HEADRACE_HOST.
+Environment, for `rq worker`, which passes no options of ours: HEADRACE_GPU, HEADRACE_TP,
+HEADRACE_SERVER, HEADRACE_CONCURRENCY, HEADRACE_RAMP, HEADRACE_GRACE, HEADRACE_API_KEY, HEADRACE_HOST.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ from rq.worker import WorkerStatus
 from typing_extensions import override
 
 from common import connect
-from common.errors import UsageError
+from common.errors import HeadraceError, UsageError
+from common.logs import set_up_logs
 from common.queue import Groups, Jobs
 from workers.eligible import Eligible
 from workers.engine import Engine
@@ -38,10 +39,14 @@ from workers.options import (
     slots_server,
     this_host,
 )
+from workers.timing import timing_from_environment
 
 log = logging.getLogger(__name__)
 
 RQ_TTL_S = 60
+PUBSUB_AGAIN_S = 2.0
+RQ_DEFAULT_QUEUES = ("default",)
+"""What `rq worker` passes on when it was given no names."""
 
 
 def generate(key: str) -> None:
@@ -61,8 +66,11 @@ class SlotWorker(Worker):
     """One worker group as an RQ worker; its name is `gpuN@host` and a suffix of the process.
 
     Args:
-        queues: Runs to serve; as `workers start` makes it, none means all.
+        queues: Runs to serve; none means all, and so does RQ's own default, the name `default`.
         options: Given by `workers start`; else read from the environment.
+
+    Attributes:
+        stopped_by: Number of the signal that ended `work`, None when there was none.
     """
 
     def __init__(
@@ -74,6 +82,7 @@ class SlotWorker(Worker):
         **kwargs: Any,
     ) -> None:
         self.options = options
+        self.stopped_by: int | None = None
         super().__init__(queues, name or _worker_name(options), *args, **kwargs)
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -85,31 +94,52 @@ class SlotWorker(Worker):
 
         RQ's arguments are taken and, but for the log level, ignored: there is no burst mode, no
         scheduler and no other order than the claim's.
+
+        Raises:
+            HeadraceError: It cannot be served. Where `rq worker` called, SystemExit with its code.
         """
-        runs = tuple(queue.name for queue in self.queues)
-        options = self.options or options_from_environment(runs)
-        epoch = secrets.token_hex(6)
-        client = own_client(self.connection)
-        options = with_name(options, self.name)
-        eligible = Eligible(client, only=options.runs)
-        self.bootstrap(kwargs.get("logging_level"))
-        self.subscribe()
+        if self.options is not None:
+            return self._work(self.options, logging_level="WARNING")
+        level = str(kwargs.get("logging_level") or "INFO")
+        set_up_logs(level)
         try:
-            return _run(self._serve(client, options, eligible, epoch))
+            options = options_from_environment(tuple(queue.name for queue in self.queues))
+            return self._work(options, logging_level=level)
+        except HeadraceError as error:
+            log.error("%s", error)  # noqa: TRY400 - for people, without the stack
+            raise SystemExit(error.exit_code) from None
+
+    def _work(self, options: GroupOptions, *, logging_level: str) -> bool:
+        # RQ has given its own connection a time-out of minutes, for blocking reads of its own.
+        client = own_client(self.connection)
+        self.connection = client
+        connect.check(client, connect.address_of(client))
+        options = with_name(options, self.name)
+        with connect.mapping_errors(client):
+            self.bootstrap(logging_level)
+        try:
+            return _run(self._serve(client, options))
         finally:
+            # Redis may be frozen: then RQ's record of this worker runs out by itself.
+            ending = threading.Thread(target=self._end, name="teardown", daemon=True)
+            ending.start()
+            ending.join(options.timing.redis_limit_s)
+
+    def _end(self) -> None:
+        with contextlib.suppress(*connect.REDIS_ERRORS):
             self.teardown()
 
-    async def _serve(
-        self, client: "redis.Redis", options: GroupOptions, eligible: Eligible, epoch: str
-    ) -> bool:
+    async def _serve(self, client: "redis.Redis", options: GroupOptions) -> bool:
+        eligible = Eligible(client, only=options.runs)
         jobs = Jobs(
             client,
-            epoch=epoch,
+            epoch=secrets.token_hex(6),
             group=options.group,
             server=slots_server(options.server, options.host),
+            where=connect.address_of(client),
         )
         self._loop = asyncio.get_running_loop()
-        self._engine = Engine(
+        self._engine = engine = Engine(
             options,
             jobs=jobs,
             groups=Groups(client),
@@ -117,24 +147,20 @@ class SlotWorker(Worker):
             on_beat=lambda busy, done, failed: self._beat(eligible, busy, (done, failed)),
         )
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            self._loop.add_signal_handler(number, self._engine.stop)
-        await self._engine.run()
+            self._loop.add_signal_handler(number, engine.ask_to_stop, int(number))
+        await engine.run()
+        self.stopped_by = engine.stop.signal
         return True
 
     def _beat(self, eligible: Eligible, busy: bool, counted: tuple[int, int]) -> None:  # noqa: FBT001
         """Keep RQ's own record of this worker fresh, and its queues those that it serves."""
-        names = eligible.all_names
-        if names and [queue.name for queue in self.queues] != names:
-            self.queues = [
-                self.queue_class(name, connection=self.connection, serializer=self.serializer)
-                for name in names
-            ]
-            worker_registration.register(self)
-            self.connection.hset(self.key, "queues", ",".join(names))
-        with self.connection.pipeline() as pipeline:
+        done, failed = counted[0] - self._counted[0], counted[1] - self._counted[1]
+        with connect.mapping_errors(self.connection), self.connection.pipeline() as pipeline:
+            self._note_queues(eligible.all_names, pipeline)
+            # Written anew each time: after an outage of Redis the record may have run out.
+            pipeline.hset(self.key, mapping=self.serialize())
             self.heartbeat(RQ_TTL_S, pipeline=pipeline)
             self.set_state(WorkerStatus.BUSY if busy else WorkerStatus.IDLE, pipeline=pipeline)
-            done, failed = counted[0] - self._counted[0], counted[1] - self._counted[1]
             if done:
                 pipeline.hincrby(self.key, "successful_job_count", done)
             if failed:
@@ -142,11 +168,27 @@ class SlotWorker(Worker):
             pipeline.execute()
         self._counted = counted
 
+    def _note_queues(self, names: list[str], pipeline: Any) -> None:
+        if [queue.name for queue in self.queues] != names:
+            worker_registration.unregister(self, pipeline)
+            self.queues = [
+                self.queue_class(name, connection=self.connection, serializer=self.serializer)
+                for name in names
+            ]
+        worker_registration.register(self, pipeline)
+
     @override
     def request_stop(self, signum: Any, frame: Any) -> None:
-        """Drain; RQ calls this for its shutdown command, in the thread of its subscription."""
+        """Drain, as on a signal; RQ calls this from threads of its own."""
         if self._engine is not None and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._engine.stop)
+            self._loop.call_soon_threadsafe(self._engine.ask_to_stop)
+
+    @override
+    def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
+        """Listen for RQ's commands again when Redis does; its own handler gives up on a time-out."""
+        if not isinstance(exc, connect.REDIS_ERRORS):
+            raise exc
+        time.sleep(PUBSUB_AGAIN_S)
 
 
 def _run(main: Any) -> bool:
@@ -160,21 +202,37 @@ def _run(main: Any) -> bool:
 
 
 def options_from_environment(runs: tuple[str, ...]) -> GroupOptions:
-    """Read the options of a worker group that `rq worker` started."""
+    """Read the options of a worker group that `rq worker` started.
+
+    Args:
+        runs: The names that it was given.
+
+    Raises:
+        UsageError: A variable does not say what it should.
+    """
     env, host = os.environ, this_host()
-    gpus = parse_gpus(env.get("HEADRACE_GPU", "0"), 1)
+    try:
+        gpus = parse_gpus(env.get("HEADRACE_GPU", "0"), int(env.get("HEADRACE_TP", "1")))
+        ramp = float(env.get("HEADRACE_RAMP", DEFAULT_RAMP))
+        grace_s = float(env.get("HEADRACE_GRACE", DEFAULT_GRACE_S))
+        concurrency = env.get("HEADRACE_CONCURRENCY", "auto")
+        most = "auto" if concurrency == "auto" else int(concurrency)
+    except ValueError as error:
+        raise UsageError(f"the environment of this worker group: {error}") from None
     if len(gpus) != 1:
-        raise UsageError("HEADRACE_GPU must name one GPU for `rq worker`; `workers start` takes more")
-    concurrency = env.get("HEADRACE_CONCURRENCY", "auto")
+        raise UsageError("HEADRACE_GPU must name one worker group: `workers start` takes more")
+    if ramp <= 0 or grace_s < 0 or (most != "auto" and most < 1):
+        raise UsageError("HEADRACE_RAMP and HEADRACE_CONCURRENCY must be above 0")
     return GroupOptions(
         group=group_name(gpus[0], host),
         server=server_url(env.get("HEADRACE_SERVER"), gpus[0][0]),
         host=host,
-        concurrency="auto" if concurrency == "auto" else int(concurrency),
-        ramp=float(env.get("HEADRACE_RAMP", DEFAULT_RAMP)),
-        grace_s=float(env.get("HEADRACE_GRACE", DEFAULT_GRACE_S)),
-        runs=runs,
+        concurrency=most,
+        ramp=ramp,
+        grace_s=grace_s,
+        runs=() if runs == RQ_DEFAULT_QUEUES else runs,
         api_key=env.get("HEADRACE_API_KEY"),
+        timing=timing_from_environment(),
     )
 
 

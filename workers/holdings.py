@@ -21,6 +21,7 @@ class Open:
         slot: Number of its slot, which its request ids bear.
         rid: Id of the open request, empty between attempts.
         resting: The server asked to be left alone; no request is open for it.
+        leaving: What becomes of the job is decided; its request is being aborted.
         since_s: Monotonic instant at which the job took its slot.
         task: Serves it.
     """
@@ -31,6 +32,7 @@ class Open:
         self.alone = alone
         self.rid = ""
         self.resting = False
+        self.leaving = False
         self.since_s = since_s
         self.task: asyncio.Task[None] | None = None
 
@@ -45,7 +47,8 @@ class Holdings:
 
     Attributes:
         ready: Leased, without a slot, in the order of their claim.
-        open: Holding a slot.
+        open: Holding a slot, by key.
+        leaving: Holding a slot until their requests are aborted; no longer ours to renew.
         unsent: Ended, not yet recorded in Redis; still leased.
         returning: To be given back as soon as Redis answers; the flag says that the server died.
     """
@@ -53,6 +56,7 @@ class Holdings:
     def __init__(self) -> None:
         self.ready: deque[tuple[Claim, bool]] = deque()
         self.open: dict[JobKey, Open] = {}
+        self.leaving: set[Open] = set()
         self.unsent: dict[JobKey, Result] = {}
         self.returning: dict[JobKey, bool] = {}
 
@@ -61,7 +65,25 @@ class Holdings:
         return list(self._leased())
 
     def __len__(self) -> int:
-        return len(self.ready) + len(self.open) + len(self.unsent) + len(self.returning)
+        return len(self.ready) + self.in_slots + len(self.unsent) + len(self.returning)
+
+    @property
+    def in_slots(self) -> int:
+        """How many requests may be open at the server now."""
+        return len(self.open) + len(self.leaving)
+
+    def leave(self, job: Open) -> None:
+        """Begin to take a job out of its slot."""
+        job.leaving = True
+        self.open.pop(job.key, None)
+        self.leaving.add(job)
+
+    def left(self, job: Open) -> None:
+        """The job's slot is free."""
+        self.leaving.discard(job)
+        # The same job may have come back meanwhile and be open anew.
+        if self.open.get(job.key) is job:
+            del self.open[job.key]
 
     def add_ready(self, claim: Claim, *, alone: bool) -> None:
         """Take over a claimed job; that it could be claimed proves that it had been given back."""
@@ -71,7 +93,7 @@ class Holdings:
     def has_suspect(self) -> bool:
         """Whether a job is held that must be alone at the server."""
         return any(alone for _, alone in self.ready) or any(
-            job.alone for job in self.open.values()
+            job.alone for job in (*self.open.values(), *self.leaving)
         )
 
     def oldest_s(self, now_s: float) -> float | None:

@@ -11,33 +11,26 @@ import os
 import time
 from collections.abc import Callable
 
-import psutil
-
 from common.errors import BackendError, RedisUnusableError
-from common.models import Claim
-from common.queue import Jobs
-from common.queue.jobs import LEASE_MS, SLOT_TTL_MS, Holder
+from common.queue import Jobs, SlotReply
+from common.queue.jobs import SLOT_TTL_MS, Holder
 from workers.aborts import abort_all
 from workers.desk import RedisDesk
-from workers.holdings import Holdings, JobKey
+from workers.endings import Endings
+from workers.holdings import Holdings
+from workers.lives import process_start
 from workers.rids import Rids, possible_rids
 from workers.sglang import SGLangClient
+from workers.timing import Timing
 from workers.watch import ServerWatch
 
 log = logging.getLogger(__name__)
 
-SLOTS_EVERY_S = 5.0
-LEASES_EVERY_S = 10.0
-REAP_EVERY_S = 15.0
 MARGIN_S = 2.0
-
-
-def process_start(pid: int) -> float:
-    """Give a process's start time, which tells it from a later one with the same pid; 0 if gone."""
-    try:
-        return round(psutil.Process(pid).create_time(), 2)
-    except psutil.NoSuchProcess:
-        return 0.0
+LOOK_S = 0.2
+TAKE_OVER_LOOK_S = 1.0
+TAKE_OVER_ABORT_S = 3.0
+"""With the look before it: what a predecessor left ends within 5 s, whatever the server does."""
 
 
 class Keeper:
@@ -58,9 +51,9 @@ class Keeper:
         rids: Rids,
         host: str,
         bound: Callable[[], int],
+        timing: Timing,
         on_change: Callable[[], None],
-        on_gone: Callable[[JobKey], None],
-        on_convicted: Callable[[Claim], None],
+        endings: Endings,
     ) -> None:
         self._jobs = jobs
         self._holdings = holdings
@@ -70,9 +63,9 @@ class Keeper:
         self._rids = rids
         self._host = host
         self._bound = bound
+        self._timing = timing
         self._on_change = on_change
-        self._on_gone = on_gone
-        self._on_convicted = on_convicted
+        self._endings = endings
         self._granted = 0
         self._deadline_s = 0.0
         self._renewed_since_s: float | None = None
@@ -82,25 +75,22 @@ class Keeper:
     @property
     def slots(self) -> int:
         """How many requests this process may have open at this instant."""
-        return self._granted if time.monotonic() < self._deadline_s else 0
-
-    async def take_over(self) -> None:
-        """End what a dead process of this worker group left: its requests, leases and slots."""
-        holders = await self._desk.ask(self._jobs.holders)
-        for epoch, holder in holders.items():
-            if holder.group == self._jobs.group and self._is_dead(holder):
-                await self._inherit(epoch, holder)
+        if time.monotonic() >= self._deadline_s:
+            return 0
+        # A server that came back with a smaller cap must not wait for the next renewal.
+        return min(self._granted, self._bound())
 
     async def keep_slots(self) -> None:
-        """Take and renew slots for ever.
+        """Take over from a dead process of this name, then take and renew slots for ever.
 
         Raises:
-            BackendError: Another worker group drives this server, and this one holds nothing yet.
+            BackendError: Another worker group drives this server.
         """
+        await self._take_over()
         while True:
-            wait_s = SLOTS_EVERY_S
+            wait_s = self._timing.slots_every_s
             try:
-                wait_s = await self._renew_slots() or SLOTS_EVERY_S
+                wait_s = await self._renew_slots() or wait_s
             except RedisUnusableError:
                 wait_s = self._desk.wait_s()
             await asyncio.sleep(wait_s)
@@ -114,7 +104,7 @@ class Keeper:
                 self._renewed_since_s = None
                 await asyncio.sleep(self._desk.wait_s())
                 continue
-            await asyncio.sleep(LEASES_EVERY_S)
+            await asyncio.sleep(self._timing.leases_every_s)
 
     async def reap(self) -> None:
         """End other processes' leases that have run out, once our own have held for a whole lease.
@@ -122,9 +112,9 @@ class Keeper:
         After an outage of Redis every lease has run out; whoever lives renews first.
         """
         while True:
-            await asyncio.sleep(REAP_EVERY_S)
+            await asyncio.sleep(self._timing.reap_every_s)
             since_s = self._renewed_since_s
-            if since_s is None or time.monotonic() - since_s < LEASE_MS / 1000:
+            if since_s is None or time.monotonic() - since_s < self._timing.lease_s:
                 continue
             try:
                 await self._reap("")
@@ -136,9 +126,22 @@ class Keeper:
         self._granted = 0
         await self._desk.ask(lambda: self._take(0, ""))
 
+    async def _take_over(self) -> None:
+        """End what a dead process of this worker group left: its requests, leases and slots."""
+        while True:
+            try:
+                holders = await self._desk.ask(self._jobs.holders)
+                for epoch, holder in holders.items():
+                    if holder.group == self._jobs.group and self._is_dead(holder):
+                        await self._inherit(epoch, holder)
+            except RedisUnusableError:
+                await asyncio.sleep(self._desk.wait_s())
+            else:
+                return
+
     async def _renew_slots(self) -> float | None:
         if not self._watch.ready and not self._granted:
-            return 0.2
+            return LOOK_S
         wanted = self._bound()
         before_s = time.monotonic()
         reply = await self._desk.ask(lambda: self._take(wanted, ""))
@@ -147,13 +150,14 @@ class Keeper:
                 reply = await self._desk.ask(lambda: self._take(wanted, "", quiet=True))
             else:
                 log.info("Redis is new: waiting %d ms for others to declare slots", reply.wait_ms)
-                return min(reply.wait_ms / 1000 + 0.1, SLOTS_EVERY_S)
+                return min(reply.wait_ms / 1000 + 0.1, self._timing.slots_every_s)
         while reply.what == "settle":
             dead = reply.other
             await self._abort(dead)
             before_s = time.monotonic()
             reply = await self._desk.ask(lambda dead=dead: self._take(wanted, dead))
         if reply.what == "refused":
+            self._granted = 0
             raise BackendError(
                 f"the server {self._jobs.server} is driven by worker group {reply.other}: stop that "
                 f"one first, or give this one ({self._jobs.group}) its own server"
@@ -165,7 +169,7 @@ class Keeper:
             self._on_change()
         return None
 
-    def _take(self, wanted: int, settled: str, *, quiet: bool = False):  # noqa: ANN202
+    def _take(self, wanted: int, settled: str, *, quiet: bool = False) -> SlotReply:
         about: dict[str, object] = {"holds": self._granted} if self._granted else {}
         about |= {
             "host": self._host,
@@ -184,23 +188,23 @@ class Keeper:
 
     async def _renew_leases(self) -> None:
         held = self._holdings.leased()
-        words = await self._desk.ask(lambda: self._jobs.renew(held)) if held else []
-        if not held:
-            await self._desk.ask(lambda: self._jobs.renew([]))
+        lease_ms = self._timing.lease_ms
+        # Also with nothing held: it proves that Redis is there, for the reaper.
+        words = await self._desk.ask(lambda: self._jobs.renew(held, lease_ms=lease_ms))
         if self._renewed_since_s is None:
             self._renewed_since_s = time.monotonic()
         for key, word in zip(held, words, strict=True):
             if word in {"gone", "stolen"}:
-                self._on_gone(key)
+                self._endings.lose(key)
 
     async def _reap(self, dead_epoch: str) -> None:
         back, parked, convicted = await self._desk.ask(
-            lambda: self._jobs.reap(dead_epoch=dead_epoch)
+            lambda: self._jobs.reap(dead_epoch=dead_epoch, lease_ms=self._timing.lease_ms)
         )
         if back or parked:
             log.warning("took back %d jobs of a process that is gone, parked %d", back, parked)
         for claim in convicted:
-            self._on_convicted(claim)
+            self._endings.convict(claim)
 
     async def _inherit(self, epoch: str, holder: Holder) -> None:
         log.warning("process %s of this worker group is gone: ending what it left", epoch)
@@ -210,16 +214,18 @@ class Keeper:
 
     async def _abort(self, epoch: str, holder: Holder | None = None) -> None:
         """Abort whatever a process that is gone may have left open at the server."""
-        if await self._watch.quiet():
+        if await self._watch.quiet(TAKE_OVER_LOOK_S):
             return
         if holder is None:
             holder = (await self._desk.ask(self._jobs.holders)).get(epoch)
         if holder is not None:
             most = int(json.loads(holder.about).get("most", holder.slots))
-            await abort_all(self._client, possible_rids(holder.rid_prefix, most))
+            rids = possible_rids(holder.rid_prefix, most)
+            await abort_all(self._client, rids, limit_s=TAKE_OVER_ABORT_S)
 
     def _is_dead(self, holder: Holder) -> bool:
         about = json.loads(holder.about)
-        if about.get("host") != self._host or about.get("pid") == self._pid:
+        if about.get("host") != self._host:
             return False
+        # Another process may have its pid by now, in a restarted container this very one.
         return process_start(int(about["pid"])) != about["started"]

@@ -57,6 +57,7 @@ class ServerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         gen_throughput: Generated tokens per second by its own account; stale when idle.
         gen_tokens_total, prompt_tokens_total: Tokens generated and prefilled since its start; they
             move with every step. Compare only readings with equal `counted_by`.
+        used_tokens: Tokens in the KV pool: with each decoded token one more.
         retracted_total: Requests that it had to set back for want of room.
         counted_by: Which page the totals come from: metrics, loads, or empty.
     """
@@ -69,18 +70,37 @@ class ServerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gen_throughput: float | None = None
     gen_tokens_total: float | None = None
     prompt_tokens_total: float | None = None
+    used_tokens: int | None = None
     retracted_total: float | None = None
     counted_by: str = ""
 
     def moved_since(self, earlier: "ServerLoad") -> bool:
-        """Whether tokens were generated or prefilled between two readings: work goes on."""
+        """Whether tokens were generated or prefilled between two readings: work goes on.
+
+        Some versions count nothing, or prefilled tokens only, without --enable-metrics: there what
+        the scheduler says of its batch must have changed, which a dead one does not bring up to date.
+        """
         if self.counted_by != earlier.counted_by:
             return False
+        if any(now > then for now, then in self._totals(earlier)):
+            return True
+        if self.gen_tokens_total is not None:
+            return False
+        now = (self.used_tokens, self.gen_throughput, self.token_usage)
+        then = (earlier.used_tokens, earlier.gen_throughput, earlier.token_usage)
+        return bool(self.running) and now != then
+
+    def went_back(self, earlier: "ServerLoad") -> bool:
+        """Whether the server counts from the beginning again: it has restarted."""
+        same = self.counted_by == earlier.counted_by
+        return same and any(now < then for now, then in self._totals(earlier))
+
+    def _totals(self, earlier: "ServerLoad") -> list[tuple[float, float]]:
         pairs = (
             (self.gen_tokens_total, earlier.gen_tokens_total),
             (self.prompt_tokens_total, earlier.prompt_tokens_total),
         )
-        return any(now is not None and then is not None and now > then for now, then in pairs)
+        return [(now, then) for now, then in pairs if now is not None and then is not None]
 
 
 class _Model(msgspec.Struct):
@@ -119,6 +139,7 @@ class _Load(msgspec.Struct):
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
     max_running_requests: int = 0
+    num_used_tokens: int | None = None
     token_usage: float | None = None
     gen_throughput: float | None = None
     total_prefill_uncached_tokens: int | None = None
@@ -132,6 +153,7 @@ class _Loads(msgspec.Struct):
 class _OldLoad(msgspec.Struct):
     num_reqs: int = 0
     num_waiting_reqs: int = 0
+    num_tokens: int | None = None
 
 
 _models = msgspec.json.Decoder(_Models)
@@ -185,8 +207,9 @@ def load_of_loads(body: bytes) -> ServerLoad:
         queued=sum(each.num_waiting_reqs for each in loads),
         cap=sum(each.max_running_requests for each in loads) or None,
         token_usage=max((each.token_usage or 0.0 for each in loads), default=None),
+        used_tokens=_sum([each.num_used_tokens for each in loads]),
         gen_throughput=sum(each.gen_throughput or 0.0 for each in loads) or None,
-        gen_tokens_total=sum(decoded) if counts else None,
+        gen_tokens_total=sum(decoded) if counts and decoded else None,
         prompt_tokens_total=sum(each or 0 for each in prefilled) if counts else None,
         counted_by="loads" if counts else "",
     )
@@ -203,7 +226,11 @@ def load_of_get_load(body: bytes) -> ServerLoad:
     """Read /get_load of old versions. Raises ValueError if it is no such page."""
     ranks = _old_loads.decode(body)
     queued = sum(each.num_waiting_reqs for each in ranks)
-    return ServerLoad(running=sum(each.num_reqs for each in ranks) - queued, queued=queued)
+    return ServerLoad(
+        running=sum(each.num_reqs for each in ranks) - queued,
+        queued=queued,
+        used_tokens=_sum([each.num_tokens for each in ranks]),
+    )
 
 
 def combined(pages: Sequence[ServerLoad]) -> ServerLoad:
@@ -225,6 +252,11 @@ def combined(pages: Sequence[ServerLoad]) -> ServerLoad:
     for page in counting[:1]:
         known |= {name: getattr(page, name) for name in _TOTALS}
     return ServerLoad(**known)
+
+
+def _sum(figures: Sequence[int | None]) -> int | None:
+    told = [each for each in figures if each is not None]
+    return sum(told) if told else None
 
 
 def _info_cap(found: _ServerInfo) -> int | None:

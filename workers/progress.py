@@ -5,16 +5,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from common import connect, names
+from common import names, snapshot
 from common.errors import HeadraceError
-from common.models import Counts, RunRecord
-from common.queue import Runs
+from common.models import RunRecord
 from common.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -33,18 +31,6 @@ class Written(Protocol):
     store: ObjectStore
 
 
-def progress(counts: Counts) -> dict[str, Any]:
-    """Give the figures of design.md §5 that the counters alone can tell. Pure."""
-    figures = msgspec.to_builtins(counts)
-    figures["total_input_tokens"] = figures.pop("input_tokens")
-    figures["total_output_tokens"] = figures.pop("output_tokens")
-    done = max(counts.completed, 1)
-    figures["avg_output_tokens"] = round(counts.output_tokens / done, 1)
-    figures["elapsed_hours"] = round(figures.pop("active_ms") / 3_600_000, 4)
-    figures["updated_at"] = datetime.now(UTC).isoformat(timespec="seconds")
-    return dict(figures)
-
-
 class ProgressWriter:
     """Writes the figures of some runs, in a thread of its own.
 
@@ -60,7 +46,7 @@ class ProgressWriter:
         state_dir: Path,
         written: Callable[[], Sequence[Written]],
     ) -> None:
-        self._runs = Runs(client, where=connect.address_of(client))
+        self._client = client
         self._state_dir = state_dir
         self._written = written
         self._stored_s: dict[str, float] = {}
@@ -80,7 +66,10 @@ class ProgressWriter:
 
     def _write(self, run: Written) -> None:
         name = run.record.run
-        data = msgspec.json.encode({"run": name, **progress(self._runs.counts(name))})
+        read = snapshot.read(self._client, name)
+        if read is None:
+            return
+        data = msgspec.json.encode(read.figures())
         _replace(self._state_dir / name / names.PROGRESS, data)
         far = "://" in run.store.url
         if time.monotonic() - self._stored_s.get(name, float("-inf")) >= (STORE_S if far else 0):

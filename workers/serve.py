@@ -104,6 +104,9 @@ class Prompter:
             job.rid = ""
             if verdict.kind is Kind.COMPLETED:
                 return self._completed(claim, attempts, prompt, request, verdict, outcome)
+            if job.leaving:
+                # Aborted by us: whoever did it has said what becomes of the job.
+                return Returned()
             smaller = self._clamped(job, request, outcome)
             if smaller is not None:
                 request = smaller

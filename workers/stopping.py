@@ -10,7 +10,7 @@ import logging
 import time
 
 from common.errors import RedisUnusableError
-from workers.aborts import abort_all
+from workers.aborts import LIMIT_S
 from workers.desk import Bell
 from workers.endings import Endings
 from workers.finisher import Finisher
@@ -18,7 +18,6 @@ from workers.holdings import Holdings
 from workers.keeper import Keeper
 from workers.options import GroupOptions
 from workers.returns import Returns
-from workers.sglang import SGLangClient
 from workers.showing import Showing
 
 log = logging.getLogger(__name__)
@@ -55,7 +54,6 @@ class WindDown:
     def __init__(
         self,
         options: GroupOptions,
-        client: SGLangClient,
         *,
         stop: StopRequest,
         holdings: Holdings,
@@ -67,7 +65,6 @@ class WindDown:
         bell: Bell,
     ) -> None:
         self._options = options
-        self._client = client
         self._stop = stop
         self._holdings = holdings
         self._endings = endings
@@ -114,16 +111,12 @@ class WindDown:
 
     def _busy(self) -> bool:
         """Whether anything is worth waiting for: a request that runs, a result not recorded yet."""
-        for job in list(self._holdings.open.values()):
-            if job.resting:
-                self._endings.stop(job)
+        self._endings.stop([job for job in self._holdings.open.values() if job.resting])
         return bool(self._holdings.open or self._holdings.unsent)
 
     async def _end_open(self) -> None:
-        """Abort what is still open, then give it back."""
-        jobs = list(self._holdings.open.values())
-        if not jobs:
-            return
-        for job in jobs:
-            self._endings.stop(job)
-        await abort_all(self._client, [job.rid for job in jobs if job.rid])
+        """Abort what is still open and give it back."""
+        self._endings.stop(self._holdings.open.values())
+        deadline_s = time.monotonic() + LIMIT_S + LOOK_S
+        while self._holdings.leaving and time.monotonic() < deadline_s:
+            await self._bell.wait(LOOK_S)

@@ -4,7 +4,8 @@
     ready     a one-token request was answered: claims may go on
     down      refused or reset, or nothing moved for STALL_S while requests were open and a one-token
               request was not answered either; claims stop until a token comes again
-    faulty    it answers, but refuses us (key, model): says so, asked again every 30 s
+    faulty    it answers, but refuses us (key, no such page): says so, asked again every 30 s; before
+              the first token that ends the process, for somebody has to change something
 
 `/health` is not asked: it says 503 under a long prefill and 200 over a dead scheduler. What counts is
 progress (answers, or the server's own token counters) and a real token.
@@ -19,22 +20,13 @@ from collections.abc import Callable
 from common.errors import HeadraceError, ServerUnusableError
 from workers.faults import AttemptError, ServerAnswer
 from workers.loads import ServerIdentity, ServerLoad
+from workers.probe import is_alive
 from workers.requests import Request
 from workers.rows import Origin
-from workers.probe import is_alive
 from workers.sglang import SGLangClient
+from workers.timing import Timing
 
 log = logging.getLogger(__name__)
-
-ASK_AGAIN_S = 1.0
-FAULTY_AGAIN_S = 30.0
-SAY_AGAIN_S = 10.0
-PROBE_S = 20.0
-LOAD_EVERY_S = 5.0
-LOAD_S = 5.0
-STALL_S = 35.0
-"""With PROBE_S after it, a hang is found within 60 s."""
-
 
 class ServerWatch:
     """The state of one server; `generate` sends through it, so that it sees what comes back.
@@ -45,9 +37,22 @@ class ServerWatch:
         identity, load: What the server last said of itself; None before.
     """
 
-    def __init__(self, client: SGLangClient, *, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        client: SGLangClient,
+        *,
+        on_change: Callable[[], None],
+        timing: Timing,
+        start_limit_s: float | None = None,
+    ) -> None:
         self._client = client
         self._on_change = on_change
+        self._timing = timing
+        self._start_limit_s = start_limit_s
+        self._began_s = time.monotonic()
+        self._rest_until_s = 0.0
+        self._ever_ready = False
+        self._out_of_sight = False
         self.state = "waiting"
         self.detail = "not asked yet"
         self.identity: ServerIdentity | None = None
@@ -57,7 +62,7 @@ class ServerWatch:
         self._moved_at_s = time.monotonic()
         self._load_at_s = 0.0
         self._open = 0
-        self._said_at_s = 0.0
+        self._said_at_s = float("-inf")
         self._probe: asyncio.Task[bool] | None = None
 
     @property
@@ -104,21 +109,41 @@ class ServerWatch:
             self._enter("faulty" if config else "down", fault)
             self._wake.set()
 
+    def ask_for_rest(self, rest_s: float) -> None:
+        """Take note that the server wants no request for so long."""
+        self._rest_until_s = max(self._rest_until_s, time.monotonic() + rest_s)
+
+    def rest_s(self) -> float:
+        """How much of that is left, 0 when requests may be sent."""
+        return max(0.0, self._rest_until_s - time.monotonic())
+
     async def run(self, on_hang: Callable[[], None]) -> None:
-        """Watch for ever; `on_hang` gives back what is open when nothing moves any more."""
+        """Watch for ever; `on_hang` gives back what is open when nothing moves any more.
+
+        Raises:
+            ServerUnusableError: Before the first token: it refuses us, or the start limit is over.
+        """
         while True:
-            await self._until_token()
+            await self._until_token(on_hang)
             await self._until_fault(on_hang)
 
-    async def quiet(self) -> bool:
-        """Whether the server itself says that nothing is open there."""
-        load = await self._read_load()
+    async def quiet(self, limit_s: float | None = None) -> bool:
+        """Whether the server itself says, within the limit, that nothing is open there."""
+        load = await self._read_load(self._timing.load_s if limit_s is None else limit_s)
         return load is not None and load.running == 0 and not load.queued
 
-    async def _until_token(self) -> None:
+    async def _until_token(self, on_hang: Callable[[], None]) -> None:
+        timing = self._timing
         while not await self._try_token():
+            if self._open and self._stalled():
+                # Connections of a dead machine may stay open for hours.
+                on_hang()
             self._say(f"waiting for the server at {self._client.url}: {self.detail}")
-            await asyncio.sleep(FAULTY_AGAIN_S if self.state == "faulty" else ASK_AGAIN_S)
+            self._check_start_limit()
+            await asyncio.sleep(
+                timing.faulty_again_s if self.state == "faulty" else timing.ask_again_s
+            )
+        self._ever_ready = True
         self._enter("ready", "")
         identity = self.identity
         log.info(
@@ -132,9 +157,9 @@ class ServerWatch:
 
     async def _try_token(self) -> bool:
         try:
-            async with asyncio.timeout(PROBE_S):
+            async with asyncio.timeout(self._timing.probe_s):
                 self.identity = await self._client.identify()
-                self.load = await self._client.load()
+                self.load = await self._read_load(self._timing.load_s)
                 if await self.alive():
                     return True
             self.detail = "it gives no token yet"
@@ -143,31 +168,46 @@ class ServerWatch:
             if self.state == "faulty":
                 self._enter("down", self.detail)
         except ServerUnusableError as error:
+            if not self._ever_ready:
+                raise
             self._enter("faulty", str(error))
         return False
 
+    def _check_start_limit(self) -> None:
+        limit_s = self._start_limit_s
+        if self._ever_ready or limit_s is None or time.monotonic() - self._began_s < limit_s:
+            return
+        raise ServerUnusableError(
+            f"the server at {self._client.url} gave no token within {limit_s:g} s "
+            f"(--start-limit): {self.detail}"
+        )
+
     async def _ask_token(self) -> bool:
-        return await is_alive(self._client, limit_s=PROBE_S)
+        return await is_alive(self._client, limit_s=self._timing.probe_s)
 
     async def _until_fault(self, on_hang: Callable[[], None]) -> None:
         self._wake.clear()
         self._moved_at_s = time.monotonic()
         while self.state == "ready":
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOAD_EVERY_S):
+                async with asyncio.timeout(self._timing.load_every_s):
                     await self._wake.wait()
             if self.state != "ready":
                 return
             await self._note_load()
             if await self._hangs():
-                self._enter("down", f"no progress for {STALL_S:.0f} s and no token on asking")
+                stall_s = self._timing.stall_s
+                self._enter("down", f"no progress for {stall_s:.0f} s and no token on asking")
                 on_hang()
 
     async def _note_load(self) -> None:
         earlier, earlier_s = self.load, self._load_at_s
-        load = await self._read_load()
+        load = await self._read_load(self._timing.load_s)
         if load is None:
+            self._out_of_sight = True
             return
+        if self._out_of_sight or (earlier is not None and load.went_back(earlier)):
+            await self._identify_anew()
         now_s = time.monotonic()
         if earlier is None or load.moved_since(earlier) or not self._open:
             self._moved_at_s = now_s
@@ -176,21 +216,34 @@ class ServerWatch:
         self.load, self._load_at_s = load, now_s
         self._on_change()
 
-    async def _read_load(self) -> ServerLoad | None:
+    async def _identify_anew(self) -> None:
+        """Ask who it is: it may have restarted as another while nothing was open there."""
         try:
-            async with asyncio.timeout(LOAD_S):
+            async with asyncio.timeout(self._timing.load_s):
+                self.identity = await self._client.identify()
+        except (TimeoutError, AttemptError, HeadraceError):
+            self._out_of_sight = True
+        else:
+            self._out_of_sight = False
+
+    async def _read_load(self, limit_s: float) -> ServerLoad | None:
+        try:
+            async with asyncio.timeout(limit_s):
                 return await self._client.load()
         except (TimeoutError, AttemptError, HeadraceError):
             return None
 
     async def _hangs(self) -> bool:
-        if not self._open or time.monotonic() - self._moved_at_s < STALL_S:
+        if not self._open or not self._stalled():
             return False
         if await self.alive():
             self._moved_at_s = time.monotonic()
             return False
         # An answer may have come while the token was awaited.
-        return time.monotonic() - self._moved_at_s >= STALL_S
+        return self._stalled()
+
+    def _stalled(self) -> bool:
+        return time.monotonic() - self._moved_at_s >= self._timing.stall_s
 
     def _enter(self, state: str, detail: str) -> None:
         if state != self.state and state in {"down", "faulty"}:
@@ -201,7 +254,7 @@ class ServerWatch:
 
     def _say(self, text: str) -> None:
         now_s = time.monotonic()
-        if now_s - self._said_at_s >= SAY_AGAIN_S:
+        if now_s - self._said_at_s >= self._timing.say_again_s:
             self._said_at_s = now_s
             log.info("%s", text)
 

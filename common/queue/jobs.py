@@ -55,6 +55,8 @@ class Jobs:
         self, client: "redis.Redis", *, epoch: str, group: str, server: str, where: str = ""
     ) -> None:
         self._client = client
+        # A silent repetition of these would count its own first call as another's.
+        self._once = connect.without_retries(client)
         self._where = where or "the given address"
         self.epoch = epoch
         self.group = group
@@ -103,6 +105,8 @@ class Jobs:
 
         Raises:
             RedisFullError: Nothing was written; keep the results and call again.
+            RedisUnusableError: Perhaps all was written and the answer lost: call again with results
+                that say `repeat`.
         """
         args: list[Any] = []
         for result in results:
@@ -120,7 +124,7 @@ class Jobs:
                 "1" if result.repeat else "",
                 result.reason,
             ]
-        return _words(self._call("finish", self.epoch, *args))
+        return _words(self._call("finish", self.epoch, *args, client=self._once))
 
     def renew(self, held: Sequence[tuple[str, bytes]], *, lease_ms: int = LEASE_MS) -> list[str]:
         """Renew leases; `held` is (run, key) pairs.
@@ -159,7 +163,8 @@ class Jobs:
             The attempts in this try; 0 when another process holds the job now.
         """
         known = "" if before is None else before
-        return int(self._call("charge", self.epoch, run, key, reason, known))
+        client = self._once if before is None else self._client
+        return int(self._call("charge", self.epoch, run, key, reason, known, client=client))
 
     def reap(self, *, dead_epoch: str = "", lease_ms: int = LEASE_MS) -> tuple[int, int, list[Claim]]:
         """End leases that have run out, or all of a process that is known to be dead.
@@ -223,9 +228,9 @@ class Jobs:
             if value.startswith(b"{")
         }
 
-    def _call(self, name: str, *args: Any) -> Any:
+    def _call(self, name: str, *args: Any, client: "redis.Redis | None" = None) -> Any:
         with self._errors():
-            return call(self._client, name, *args)
+            return call(client or self._client, name, *args)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

@@ -2,6 +2,9 @@
 
 The prelude gives each script the name builders, so that Lua spells no key of its own, and the
 conversions between a key's 16 bytes, its job id in hex and its place in the ledger.
+
+A script runs as the function `main`: Redis 6.2 buries the code of a refused command in the text of an
+error of its own, and what refused a write must be told by its code.
 """
 
 from functools import cache
@@ -33,6 +36,16 @@ _BUILDERS = {
     "rq_job": names.rq_job,
 }
 
+_RUN_MAIN = """
+local done, reply = pcall(main)
+if done then return reply end
+local text = type(reply) == 'table' and reply.err or tostring(reply)
+if string.find(text, 'OOM command not allowed', 1, true) then
+  return redis.error_reply('OOM a write was refused: Redis is full')
+end
+error(reply, 0)
+"""
+
 
 @cache
 def source(name: str) -> str:
@@ -46,7 +59,7 @@ def source(name: str) -> str:
     lines.append(_partition_builder("sink_key", names.sink("\0", 0)))
     prelude = (folder / "prelude.lua").read_text(encoding="utf-8")
     body = (folder / f"{name}.lua").read_text(encoding="utf-8")
-    return "\n".join([*lines, prelude, body])
+    return "\n".join([*lines, prelude, "local function main()", body, "end", _RUN_MAIN])
 
 
 def script(client: "redis.Redis", name: str) -> Script:

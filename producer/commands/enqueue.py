@@ -91,7 +91,7 @@ def _tokens(value: str) -> int | Literal["context"]:
 @click.option("--dry-run", is_flag=True, help="Check the files; needs no Redis and no output.")
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object on stdout.")
 def command(**flags: Any) -> int:
-    r"""Queue the prompts in FILES (JSON lines, plain, gzip or zstd; - for stdin) for a run.
+    """Queue the prompts in FILES (JSON lines, plain, gzip or zstd; - for stdin) for a run.
 
     Each row has `prompt`, `messages`, `conversations`, `text` or `input_ids`, or is a line of an
     OpenAI batch file. The same call again queues only what is missing, so a call that was
@@ -104,7 +104,7 @@ def command(**flags: Any) -> int:
     Example:
         producer enqueue prompts.jsonl --output s3://bucket/prefix --max-tokens 4096
         zcat *.jsonl.gz | producer enqueue - --run all --output out --max-tokens context
-    """
+    """  # noqa: D301 - click takes the backspace for "do not wrap"
     files: tuple[str, ...] = flags["files"]
     request = Request(
         files=files,

@@ -1,6 +1,7 @@
 """Redis restarts, is rewound or lost: what the store has is taught, and nothing is doubled."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -55,8 +56,10 @@ def store(tmp_path: Path) -> ObjectStore:
 
 
 @pytest.fixture
-def world(server: RedisServer, store: ObjectStore) -> World:
-    return World(server.client(), store, prompts=20)
+def world(server: RedisServer, store: ObjectStore) -> Iterator[World]:
+    made = World(server.client(), store, prompts=20)
+    yield made
+    made.close()
 
 
 def restart(server: RedisServer, world: World) -> None:
@@ -556,14 +559,14 @@ def test_numbers_of_inputs_go_on_after_a_rebuild(server: RedisServer, world: Wor
 def test_the_producers_last_word_is_restored(
     server: RedisServer, store: ObjectStore, *, sealed: bool
 ) -> None:
-    world = World(server.client(), store, sealed=sealed)
-    wipe(server, world)
+    with closing(World(server.client(), store, sealed=sealed)) as world:
+        wipe(server, world)
 
-    adopt_run(world.client, store)
+        adopt_run(world.client, store)
 
-    state = world.runs.state(RUN)
-    assert state is not None
-    assert state.sealed is sealed
+        state = world.runs.state(RUN)
+        assert state is not None
+        assert state.sealed is sealed
 
 
 def test_the_last_word_of_a_producer_that_is_open_is_not_overruled(

@@ -9,7 +9,7 @@ import redis
 from common import catalog, manifests, names
 from common.errors import StoreUnusableError
 from common.models import FailureRow
-from common.queue.sinklease import PartitionLease, PartitionLostError, look, new_token
+from common.queue.sinklease import Intent, PartitionLease, PartitionLostError, look, new_token
 from common.store import open_store
 from tests.support.memory_store import MemoryStore
 from tests.support.redis_server import RedisServer
@@ -21,6 +21,7 @@ from tests.support.sinks import (
     partition_sink,
     run_sink,
     standing_intent,
+    watching,
 )
 from workers.run_sink import Standing
 
@@ -166,6 +167,23 @@ def test_a_frozen_sink_that_wakes_up_can_acknowledge_nothing(world: World) -> No
     world.check_store()
 
 
+def test_a_sink_whose_partition_was_taken_meanwhile_acknowledges_nothing(world: World) -> None:
+    world.finish(range(4))
+    heir = PartitionLease(world.client, world.record, partition=0, token=new_token())
+
+    def take_over(point: str) -> None:
+        if point == "sink.manifest":
+            expire_lease(world)
+            heir.take()
+
+    with watching(take_over), pytest.raises(PartitionLostError, match="lost"):
+        partition_sink(world, token=new_token()).store_one()
+
+    assert world.waiting() == 4
+    assert partition_sink(world, token=heir.token).store_one() == 4
+    assert len(world.records()) == 4
+
+
 def test_an_intent_is_replayed_with_exactly_its_entries(world: World) -> None:
     world.finish(range(3))
     with killed_at("sink.shards"):
@@ -202,13 +220,10 @@ def test_a_sequence_is_used_only_after_the_one_before_it(world: World) -> None:
     world.finish(range(8))
     lease = PartitionLease(world.client, world.record, partition=0, token=new_token())
     lease.take()
-    with killed_at("sink.intent"):
-        partition_sink(world, token=lease.token).store_one()
-    stands = standing_intent(world)
-    assert stands is not None
 
     with pytest.raises(PartitionLostError, match="changed"):
-        lease.intend(msgspec.structs.replace(stands, seq=2))
+        lease.intend(Intent(seq=2, first="1-0", last="1-0", rows=1))
+    assert standing_intent(world) is None
 
 
 # --- Entries that cannot be stored ---------------------------------------------------------------
@@ -367,6 +382,7 @@ def test_a_sink_empties_a_full_redis(valkey: RedisServer, tmp_path: Path) -> Non
     assert len(world.records()) == 400
     world.check_store()
     world.check_counts()
+    client.close()
 
 
 def test_the_scripts_run_on_every_kind_of_redis(any_redis: RedisServer, tmp_path: Path) -> None:
@@ -384,6 +400,7 @@ def test_the_scripts_run_on_every_kind_of_redis(any_redis: RedisServer, tmp_path
     view = look(client, world.record, token="t")
     assert view is not None
     assert view.entries == 0
+    client.close()
 
 
 def test_an_unknown_run_is_served_no_more(world: World) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import threading
 from pathlib import Path
 
+import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -64,6 +65,7 @@ class SinkMachine(RuleBasedStateMachine):
         super().__init__()
         self.faults: list[str] = []
         self.stepping: set[int] = set()
+        self.clients: list[redis.Redis] = []
         self.server = RedisServer("valkey", appendonly=True).start()
         self.store = MemoryStore(conditional=self.conditional, fault=self._fault)
         self.world = World(
@@ -187,6 +189,9 @@ class SinkMachine(RuleBasedStateMachine):
             self._complete()
         finally:
             crashpoints.watcher = None
+            self.world.close()
+            for client in self.clients:
+                client.close()
             self.server.remove()
 
     def _complete(self) -> None:
@@ -208,8 +213,9 @@ class SinkMachine(RuleBasedStateMachine):
 
     def _sink(self, name: str) -> RunSink:
         if name not in self.sinks:
+            self.clients.append(client_for(self.server.url))
             self.sinks[name] = RunSink(
-                client_for(self.server.url),
+                self.clients[-1],
                 self.store,
                 self.world.record,
                 token=new_token(),

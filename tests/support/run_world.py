@@ -61,6 +61,7 @@ class World:
             partitions=partitions,
         )
         self.accepted = 0
+        self.client = client
         self.use(client)
         store.put_if_absent(names.RUN_JSON, msgspec.json.encode(self.record))
         self.runs.create(self.record)
@@ -68,10 +69,14 @@ class World:
 
     def use(self, client: "redis.Redis") -> None:
         """Go on with another client, as after a restart of the server."""
+        self.close()
         self.client = client
         self.runs = Runs(client)
         self.ledger = Ledger(client, self.record)
         self.jobs = Jobs(client, epoch="e1", group="gpu0@test", server=SERVER)
+
+    def close(self) -> None:
+        self.client.close()
 
     # --- Prompts ---------------------------------------------------------------------------------
 

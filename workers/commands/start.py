@@ -1,9 +1,10 @@
 """`workers start`: one process a worker group, watched by the process that was called."""
 
-import logging
 import os
+from typing import Any, Literal
 
 import click
+from typing_extensions import override
 
 from common import connect
 from common.address import resolve_redis
@@ -19,20 +20,20 @@ from workers.options import (
     server_url,
     this_host,
 )
-from workers.processes import Child, own_command, supervise
+from workers.processes import Child, own_command, supervise, watched_by
+from workers.timing import timing_from_environment
 
-log = logging.getLogger(__name__)
 
-
-class Concurrency(click.ParamType):
+class Concurrency(click.ParamType[int | str]):
     """`auto`, or how many requests may be open at a server."""
 
     name = "auto|N"
 
-    def convert(self, value, param, ctx):  # noqa: ANN001, ANN201
+    @override
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | str:
         """See click."""
-        if value == "auto" or isinstance(value, int):
-            return value
+        if value == "auto":
+            return "auto"
         if str(value).isdecimal() and int(value) > 0:
             return int(value)
         return self.fail(f"{value!r} is neither auto nor a number from 1", param, ctx)
@@ -94,22 +95,24 @@ class Concurrency(click.ParamType):
     show_default=True,
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
 )
-def start(
+def start(  # noqa: PLR0913 - one parameter a flag
+    *,
     gpu: str,
     tp: int,
     server: str | None,
     redis_url: str | None,
-    concurrency: int | str,
+    concurrency: int | Literal["auto"],
     ramp: float,
     grace_s: float,
+    start_limit_s: float | None,
     runs: tuple[str, ...],
     log_level: str,
 ) -> None:
-    """Serve prompts on these GPUs, each with the SGLang server beside it.
+    r"""Serve prompts on these GPUs, each with the SGLang server beside it.
 
-    One process a worker group; one that dies is started again. SIGTERM or Ctrl-C stops claims,
-    lets open requests end within --grace, and gives the rest back; a second one does not wait. The
-    servers' key comes from HEADRACE_API_KEY.
+    One process a worker group; one that dies is started again. SIGTERM or Ctrl-C stops claims, lets
+    open requests end within --grace, and gives the rest back; a second one does not wait.
+    The servers' key comes from HEADRACE_API_KEY.
 
     \b
     Example:
@@ -118,51 +121,63 @@ def start(
     sets = parse_gpus(gpu, tp)
     if len(sets) > 1 and server is not None and "{gpu}" not in server:
         raise UsageError(
-            f"--server {server!r} names one server for {len(sets)} worker groups: use {{gpu}}"
+            f"--server names one server for {len(sets)} worker groups: write {{gpu}} in it"
         )
     url = resolve_redis(redis_url)
     set_up_logs(log_level)
     host = this_host()
-    if len(sets) > 1:
-        common_args = _arguments(tp, server, url, concurrency, ramp, grace_s, runs, log_level)
-        children = [
-            Child(
-                group_name(gpus, host),
-                own_command("start", "--gpu", ",".join(map(str, gpus)), *common_args),
-            )
-            for gpus in sets
-        ]
-        raise SystemExit(supervise(children, grace_s=grace_s))
-    options = GroupOptions(
-        group=group_name(sets[0], host),
-        server=server_url(server, sets[0][0]),
-        host=host,
-        concurrency=concurrency,  # type: ignore[arg-type]
-        ramp=ramp,
-        grace_s=grace_s,
-        runs=runs,
-        api_key=os.environ.get("HEADRACE_API_KEY"),
-    )
     client = connect.connect(url)
-    SlotWorker(list(runs), connection=client, options=options).work(logging_level=log_level)
+    all_options = [
+        GroupOptions(
+            group=group_name(gpus, host),
+            server=server_url(server, gpus[0]),
+            host=host,
+            concurrency=concurrency,
+            ramp=ramp,
+            grace_s=grace_s,
+            start_limit_s=start_limit_s,
+            runs=runs,
+            api_key=os.environ.get("HEADRACE_API_KEY"),
+            parent_pid=watched_by(),
+            timing=timing_from_environment(),
+        )
+        for gpus in sets
+    ]
+    if len(sets) > 1:
+        client.close()
+        raise SystemExit(_start_each(sets, all_options, url=url, tp=tp, log_level=log_level))
+    worker = SlotWorker(list(runs), connection=client, options=all_options[0])
+    worker.work()
+    if worker.stopped_by is not None:
+        raise SystemExit(128 + worker.stopped_by)
 
 
-def _arguments(
-    tp: int,
-    server: str | None,
+def _start_each(
+    sets: list[tuple[int, ...]],
+    all_options: list[GroupOptions],
+    *,
     url: str,
-    concurrency: int | str,
-    ramp: float,
-    grace_s: float,
-    runs: tuple[str, ...],
+    tp: int,
     log_level: str,
-) -> list[str]:
-    # The address may hold a password, and arguments can be read by anybody on the host.
-    os.environ["HEADRACE_REDIS"] = url
-    arguments = ["--tp", str(tp), "--concurrency", str(concurrency), "--ramp", str(ramp)]
-    arguments += ["--grace", str(grace_s), "--log-level", log_level]
-    if server is not None:
-        arguments += ["--server", server]
-    for run in runs:
+) -> int:
+    children = [
+        Child(
+            options.group,
+            own_command("start", "--gpu", ",".join(map(str, gpus)), "--tp", str(tp),
+                        *_arguments(options), "--log-level", log_level),
+            # The address may hold a password, and arguments can be read by anybody on the host.
+            env={**os.environ, "HEADRACE_REDIS": url},
+        )
+        for gpus, options in zip(sets, all_options, strict=True)
+    ]
+    return supervise(children, grace_s=all_options[0].grace_s)
+
+
+def _arguments(options: GroupOptions) -> list[str]:
+    arguments = ["--server", options.server, "--concurrency", str(options.concurrency)]
+    arguments += ["--ramp", str(options.ramp), "--grace", str(options.grace_s)]
+    if options.start_limit_s is not None:
+        arguments += ["--start-limit", str(options.start_limit_s)]
+    for run in options.runs:
         arguments += ["--run", run]
     return arguments

@@ -22,6 +22,18 @@ local function queue(hex, prompt)
   push[#push + 1] = hex
 end
 
+-- Somebody's tool removed the job (`rq empty`, Job.delete); the ledger still wants it. Where it is held
+-- or parked, it stays so.
+local function restore(hex, prompt)
+  if redis.call('ZSCORE', leases_key(run), hex) then
+    write_job(run, hex, prompt, timeout_s, 'started')
+  elseif redis.call('ZSCORE', parked_key(run), hex) then
+    write_job(run, hex, prompt, timeout_s, 'queued')
+  else
+    queue(hex, prompt)
+  end
+end
+
 local function try_again(raw, hex, entry, fingerprint, prompt)
   ledger_set(run, raw, hex, bits, fingerprint, 'q', entry.try + 1)
   count(run, entry.state == 'f' and 'failed' or 'cancelled', -1)
@@ -47,8 +59,7 @@ for i = 5, #ARGV, 3 do
       if redis.call('HEXISTS', rq_job(hex), 'request') == 1 then
         redis.call('HSET', rq_job(hex), 'request', prompt)
       else
-        release(run, hex)
-        queue(hex, prompt)
+        restore(hex, prompt)
       end
       -- Finished turns and charges were the old text's.
       redis.call('HDEL', rq_job(hex), 'turns', 'attempts', 'deaths', 'lost')
@@ -63,9 +74,7 @@ for i = 5, #ARGV, 3 do
     try_again(raw, hex, entry, fingerprint, prompt)
   else
     if entry.state == 'q' and redis.call('HEXISTS', rq_job(hex), 'request') == 0 then
-      -- Somebody's tool removed the job (`rq empty`, Job.delete); the ledger still wants it.
-      release(run, hex)
-      queue(hex, prompt)
+      restore(hex, prompt)
       n.restored = n.restored + 1
     end
     n[entry.state] = n[entry.state] + 1

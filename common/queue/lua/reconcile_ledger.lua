@@ -17,6 +17,13 @@ local sums = {}
 
 local function add(counter, by) sums[counter] = (sums[counter] or 0) + by end
 
+-- A key's place in the ledger without the detour over its hex digits: a rebuild asks for millions.
+local stem, shift, skip = ledger_stem(run), 2 ^ (32 - bits), math.floor(bits / 8) + 1
+local function place_of(raw)
+  local bucket = math.floor(struct.unpack('>I4', raw) / shift)
+  return stem .. string.format('%x', bucket), string.sub(raw, skip)
+end
+
 -- Take the job away, or for a failure keep it with its request in RQ's failed registry: a failed
 -- key that is in no registry is what the claim takes for an `rq requeue`.
 local function end_job(raw, hex, state)
@@ -35,6 +42,20 @@ local function end_job(raw, hex, state)
   end
 end
 
+-- Take a record into what the ledger has of its key already.
+local function merge(raw, fingerprint, state, try)
+  local hex = to_hex(raw)
+  local old = ledger_get(run, raw, hex, bits)
+  if old.state == 'd' then return false end
+  -- A queued key waits for the end of its try; that end, or a later one, is what comes here.
+  local wins = state == 'd' or try > old.try or (old.state == 'q' and try == old.try)
+  if not wins then return false end
+  ledger_set(run, raw, hex, bits, fingerprint, state, try)
+  end_job(raw, hex, state)
+  if old.state ~= 'q' then add(COUNTER[old.state], -1) end
+  return true
+end
+
 -- ARGV: records (45 bytes each: key 16, fingerprint 8, outcome c f x, then try, prompt tokens,
 -- completion tokens as big-endian numbers of 4, 8, 8), job timeout (s).
 -- The ledger's state is the reader function over all that this Redis knows already; each record is
@@ -44,17 +65,14 @@ local function teach()
   for at = 1, #blob, 45 do
     local raw, fingerprint, outcome, try, input, output =
       struct.unpack('>c16c8c1I4I8I8', blob, at)
-    local state, hex = STATE[outcome], to_hex(raw)
-    local old = ledger_get(run, raw, hex, bits)
-    local wins = not old
-    if old and old.state ~= 'd' then
-      -- A queued key waits for the end of its try; that end, or a later one, is what comes here.
-      wins = state == 'd' or try > old.try or (old.state == 'q' and try == old.try)
+    local state = STATE[outcome]
+    local bucket, field = place_of(raw)
+    local fresh = redis.call('HSETNX', bucket, field, ledger_value(fingerprint, state, try)) == 1
+    if fresh then
+      add('total', 1)
+      if state == 'f' then end_job(raw, to_hex(raw), state) end
     end
-    if wins then
-      ledger_set(run, raw, hex, bits, fingerprint, state, try)
-      if old then end_job(raw, hex, state) elseif state == 'f' then end_job(raw, hex, state) end
-      if not old then add('total', 1) elseif old.state ~= 'q' then add(COUNTER[old.state], -1) end
+    if fresh or merge(raw, fingerprint, state, try) then
       add(COUNTER[state], 1)
       if state == 'd' then
         add('input_tokens', input)
@@ -73,8 +91,7 @@ end
 local function compare()
   local blob, reply = ARGV[6], {'ok'}
   for at = 1, #blob, 24 do
-    local raw = string.sub(blob, at, at + 15)
-    local value = redis.call('HGET', bucket_of(run, to_hex(raw), bits), field_of(raw, bits))
+    local value = redis.call('HGET', place_of(string.sub(blob, at, at + 15)))
     local position = (at - 1) / 24 + 1
     if not value then
       reply[#reply + 1] = position

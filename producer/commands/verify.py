@@ -1,0 +1,76 @@
+"""`producer verify`: prove a run from its store."""
+
+import sys
+import time
+from typing import Literal
+
+import click
+
+from common.errors import InputError
+from producer.findings import Findings
+from producer.locate import Where, locate
+from producer.meter import Meter
+from producer.prompts.rows import RowRules
+from producer.verify import FileCheck, as_json, as_text, verify
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option("--output", metavar="URL", help="Where its results are; then Redis is not asked.")
+@click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's, for --output.")
+@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+@click.option(
+    "--input",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="Also see that the run has every prompt of this file; may be repeated.",
+)
+@click.option("--id-field", metavar="NAME", help="For --input, as it was given to enqueue.")
+@click.option("--raw-prompt", is_flag=True, help="For --input, as it was given to enqueue.")
+@click.option("--turns", type=click.Choice(["last"]), help="For --input, likewise.")
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object with all findings.")
+def command(  # noqa: PLR0913 - one parameter a flag
+    run: str,
+    *,
+    output: str | None,
+    endpoint_url: str | None,
+    redis: str | None,
+    files: tuple[str, ...],
+    id_field: str | None,
+    raw_prompt: bool,
+    turns: Literal["last"] | None,
+    json_: bool,
+) -> int:
+    r"""Prove from the store alone that every prompt of RUN has exactly one result, its own.
+
+    Reads every object: accepted prompts, results, lists of keys, manifests. Ends with 0 only if
+    all is completed and proven; with 1 it names the keys that are missing, doubled or altered.
+
+    \b
+    Example:
+        producer verify prompts
+        producer verify prompts --output s3://bucket/prefix --input prompts.jsonl
+    """
+    began = time.monotonic()
+    record, store = locate(Where(run=run, output=output, endpoint_url=endpoint_url, redis=redis))
+    rules = RowRules(
+        id_field=id_field,
+        raw_prompt=raw_prompt,
+        turns=turns,
+        model=record.params.model,
+        max_tokens_given=record.params.max_tokens is not None,
+    )
+    check = FileCheck(files=files, rules=rules) if files else None
+    with Findings(keep_all=json_) as findings:
+        verdict = verify(record, store, findings, check=check, meter=Meter)
+        verdict.seconds = time.monotonic() - began
+        if verdict.file is not None and verdict.file.refused:
+            raise InputError(verdict.file.refused)
+        if json_:
+            for piece in as_json(verdict):
+                sys.stdout.buffer.write(piece)
+        else:
+            for line in as_text(verdict):
+                click.echo(line)
+    return 0 if verdict.done else 1

@@ -1,0 +1,140 @@
+"""Find a run's output: by `--output`, by its record in Redis, or by what a sink left here.
+
+Only Redis' client and the store's are slow to import, so both are imported when they are needed.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from common import names
+from common.errors import BackendError, ConflictError, RedisUnusableError, StateLostError
+from common.models import RunRecord
+from common.store import ObjectStore, open_store
+
+if TYPE_CHECKING:
+    import redis
+
+STATE_DIR = Path(".headrace")
+"""Where sinks write progress.json of each run, below its name."""
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command was told of where to look.
+
+    Attributes:
+        run: Name of the run.
+        output: As `--output` gives it; then Redis is not asked.
+        endpoint_url: Another S3 than Amazon's, for `output`.
+        redis: Address as given, None for the environment's.
+    """
+
+    run: str
+    output: str | None = None
+    endpoint_url: str | None = None
+    redis: str | None = None
+
+
+class _LocalProgress(msgspec.Struct):
+    """What of progress.json leads to the store."""
+
+    output: str = ""
+    endpoint_url: str | None = None
+
+
+def locate(where: Where) -> tuple[RunRecord, ObjectStore]:
+    """Find a run's output and read its run.json. Writes nothing, and does not probe.
+
+    Raises:
+        StateLostError: Neither Redis nor this directory knows the run, or its output is empty.
+        ConflictError: The output is another run's.
+        BackendError: Redis or the store cannot be reached.
+    """
+    if where.output is not None:
+        return read_record(open_output(where.output, where.endpoint_url), where.run)
+    try:
+        record = _in_redis(where)
+    except RedisUnusableError as error:
+        raise RedisUnusableError(f"{error}; or say with --output where the results are") from error
+    if record is None:
+        output, endpoint_url = local_output(where.run)
+        if not output:
+            raise StateLostError(unknown(where.run))
+        return read_record(open_output(output, endpoint_url), where.run)
+    return read_record(open_output(record.output, record.endpoint_url), where.run, record)
+
+
+def open_output(output: str, endpoint_url: str | None) -> ObjectStore:
+    """Open an output that must be there."""
+    return open_store(output, endpoint_url, create=False)
+
+
+def read_record(
+    store: ObjectStore, run: str, known: RunRecord | None = None
+) -> tuple[RunRecord, ObjectStore]:
+    """Read run.json and see that it is this run's.
+
+    Args:
+        store: The output.
+        run: Name of the run that is asked for.
+        known: The run as Redis has it.
+
+    Raises:
+        StateLostError: There is none.
+        ConflictError: It is another run's.
+    """
+    data = store.get(names.RUN_JSON)
+    if data is None:
+        raise StateLostError(
+            f"{store.url} holds no {names.RUN_JSON}: it is no run's output, or was emptied"
+        )
+    try:
+        record = msgspec.json.decode(data, type=RunRecord)
+    except msgspec.MsgspecError as error:
+        raise BackendError(f"{store.url}/{names.RUN_JSON} cannot be read: {error}") from error
+    if record.run != run:
+        raise ConflictError(f"{store.url} is the output of run {record.run!r}, not of {run!r}")
+    if known is not None and known.uid != record.uid:
+        raise ConflictError(
+            f"{store.url} holds run {run!r} with uid {record.uid}, Redis has one with uid "
+            f"{known.uid}: give --output to ask about the one in the store"
+        )
+    return record, store
+
+
+def local_output(run: str) -> tuple[str, str | None]:
+    """Read what a sink noted here of a run's output: address and S3 endpoint; empty if nothing."""
+    if not names.RUN_NAME.fullmatch(run):
+        return "", None
+    try:
+        data = (STATE_DIR / run / names.PROGRESS).read_bytes()
+        noted = msgspec.json.decode(data, type=_LocalProgress)
+    except (OSError, msgspec.MsgspecError):
+        return "", None
+    return noted.output, noted.endpoint_url
+
+
+def unknown(run: str, address: str = "") -> str:
+    """Say that nobody knows the run, and what to do."""
+    at = f" at {address}" if address else ""
+    return (
+        f"Redis{at} does not know run {run!r}: `producer runs` lists what it has; if it has lost "
+        f"the run, `producer resume {run} --output URL` brings it back from the store"
+    )
+
+
+def _in_redis(where: Where) -> RunRecord | None:
+    from common.connect import address_of  # noqa: PLC0415
+    from common.queue import Runs  # noqa: PLC0415
+
+    client = connected(where.redis)
+    return Runs(client, where=address_of(client)).get(where.run)
+
+
+def connected(given: str | None) -> "redis.Redis":
+    """Connect to the Redis that `--redis` or the environment names."""
+    from common.address import resolve_redis  # noqa: PLC0415
+    from common.connect import connect  # noqa: PLC0415
+
+    return connect(resolve_redis(given))

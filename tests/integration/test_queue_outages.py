@@ -1,0 +1,329 @@
+"""A Redis that is full, slow to answer, restarted or emptied: nothing is lost, nothing counts twice."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import redis
+
+from common import connect, names
+from common.errors import RedisFullError, RedisUnusableError
+from common.queue import Jobs
+from common.queue.audit import audit_run
+from tests.support.queue_world import GROUP, MARK_BYTES, SERVER, QueueWorld, take
+from tests.support.redis_proxy import RedisProxy, redis_proxy
+from tests.support.redis_server import RedisServer
+
+LONGEST_US = 100_000
+
+
+@pytest.fixture
+def client(any_redis: RedisServer) -> Iterator["redis.Redis"]:
+    with any_redis.client() as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(any_redis: RedisServer) -> Iterator[RedisProxy]:
+    with redis_proxy(any_redis.port) as proxy:
+        yield proxy
+
+
+def fill_up(client: "redis.Redis") -> None:
+    client.config_set("maxmemory", 100_000)
+
+
+def make_room(client: "redis.Redis") -> None:
+    client.config_set("maxmemory", 0)
+
+
+# --- Full ----------------------------------------------------------------------------------------
+
+
+def test_a_full_redis_refuses_a_finish_whole_and_takes_it_later(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=3)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+    world.finish(jobs, [2])
+    batch = [world.result(2), world.result(0), world.result(1, "failed")]
+    fill_up(client)
+
+    with pytest.raises(RedisFullError):
+        jobs.finish(batch)
+
+    assert world.entries() == [(2, "c", 1)]
+    assert world.leased() == {0, 1}
+    assert world.counts().duplicates_dropped == 0
+    make_room(client)
+    assert jobs.finish(batch) == ["duplicate", "ok", "ok"]
+    world.check()
+
+
+def test_leases_and_slots_are_kept_while_redis_is_full(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=3)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+    world.expire_leases([1])
+    fill_up(client)
+
+    assert jobs.renew(world.held([0, 1])) == ["ok", "ok"]
+    assert take(jobs, 10, bound=20).slots == 10
+    world.check()
+
+
+def test_jobs_go_back_and_are_taken_over_while_redis_is_full(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=4)
+    dead, other = world.jobs("e1"), world.jobs("e2")
+    world.claim(dead)
+    world.expire_leases([2])
+    fill_up(client)
+
+    assert dead.give_back(world.held([0])) == ["queued"]
+    assert dead.give_back(world.held([1]), died=True) == ["queued"]
+    assert other.reap() == (1, 0, [])
+    assert other.reap(dead_epoch="e1") == (1, 0, [])
+
+    assert sorted(world.listed()) == [0, 1, 2, 3]
+    world.check()
+
+
+def test_a_full_redis_refuses_new_prompts_whole(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    fill_up(client)
+
+    with pytest.raises(RedisFullError):
+        world.add(range(5))
+
+    assert world.counts().total == 1
+    assert world.listed() == [0]
+    make_room(client)
+    assert world.add(range(5)).added == 4
+
+
+def test_what_a_full_redis_lets_be_claimed_is_not_lost(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=3)
+    jobs = world.jobs("e1")
+    fill_up(client)
+
+    claimed = world.claimed(jobs)
+
+    assert world.leased() == set(claimed)
+    assert sorted(world.listed()) + claimed == [0, 1, 2]
+    world.check()
+    with pytest.raises(RedisFullError):
+        world.finish(jobs, [0])
+    make_room(client)
+    assert world.finish(jobs, claimed) == ["ok"] * len(claimed)
+
+
+def test_charging_a_full_redis_is_told_and_charges_nothing(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+    fill_up(client)
+
+    with pytest.raises(RedisFullError):
+        jobs.charge(world.run, world.key(0), "timeout")
+
+    make_room(client)
+    assert jobs.charge(world.run, world.key(0), "timeout") == 1
+
+
+# --- Lost answers --------------------------------------------------------------------------------
+
+
+def patient(proxy: RedisProxy, epoch: str) -> Jobs:
+    """A worker process with production's client, behind the proxy."""
+    return Jobs(connect.client_for(proxy.url), epoch=epoch, group=GROUP, server=SERVER)
+
+
+def test_a_finish_whose_answer_is_lost_is_no_duplicate_of_itself(
+    client: "redis.Redis", proxy: RedisProxy
+) -> None:
+    world = QueueWorld(client, prompts=2)
+    world.jobs("e1")
+    jobs = patient(proxy, "e1")
+    world.claim(jobs)
+    world.finish(jobs, [1])
+    proxy.losing = 1
+
+    with pytest.raises(RedisUnusableError):
+        world.finish(jobs, [0])
+
+    assert proxy.lost == 1
+    assert world.states()[0] == "completed/1"
+    assert jobs.finish([world.result(0, repeat=True)]) == ["repeated"]
+    assert world.counts().duplicates_dropped == 0
+    assert len(world.entries()) == 2
+
+
+def test_a_charge_whose_answer_is_lost_is_charged_once(
+    client: "redis.Redis", proxy: RedisProxy
+) -> None:
+    world = QueueWorld(client, prompts=1)
+    world.jobs("e1")
+    jobs = patient(proxy, "e1")
+    world.claim(jobs)
+    jobs.renew([])
+    proxy.losing = 1
+
+    assert jobs.charge(world.run, world.key(0), "timeout", before=0) == 1
+
+    assert proxy.lost == 1
+    assert world.counts().retries == 1
+
+
+def test_enqueues_renewals_and_returns_whose_answers_are_lost_do_their_work_once(
+    client: "redis.Redis", proxy: RedisProxy
+) -> None:
+    world = QueueWorld(client, prompts=2)
+    world.jobs("e1")
+    jobs = patient(proxy, "e1")
+    world.claim(jobs)
+    for number, call in enumerate(
+        (
+            lambda: jobs.renew(world.held([0, 1])),
+            lambda: jobs.give_back(world.held([0]), died=True),
+            lambda: jobs.reap(),
+            lambda: take(jobs, 5, bound=10),
+        ),
+        start=1,
+    ):
+        proxy.losing = 1
+        call()
+        assert proxy.lost == number
+
+    assert world.listed() == [0]
+    assert world.job(0)["deaths"] == b"1"
+    assert world.leased() == {1}
+    world.check()
+
+
+def test_a_claim_whose_answer_is_lost_strands_nothing(
+    client: "redis.Redis", proxy: RedisProxy
+) -> None:
+    world = QueueWorld(client, prompts=5)
+    world.jobs("e1")
+    jobs = patient(proxy, "e1")
+    assert world.claimed(jobs, 1) == [0]
+    proxy.losing = 1
+
+    known = set(world.claimed(jobs, 2))
+
+    assert (proxy.lost, known) == (1, {3, 4})
+    assert world.leased() == {0, 1, 2, 3, 4}
+    world.expire_leases([1, 2])
+    jobs.reap()
+    assert world.listed() == [1, 2]
+    world.check()
+
+
+# --- Restarted, emptied --------------------------------------------------------------------------
+
+
+def test_a_restart_keeps_everything_and_stops_claims_until_the_store_was_compared(
+    any_redis: RedisServer,
+) -> None:
+    with any_redis.client() as client:
+        world = QueueWorld(client, prompts=4)
+        jobs = world.jobs("e1")
+        world.claim(jobs, 2)
+        world.finish(jobs, [0])
+        before = world.counts()
+        any_redis.restart()
+
+        assert world.counts() == before
+        assert jobs.renew(world.held([1])) == ["ok"]
+        assert world.finish(jobs, [1]) == ["ok"]
+        assert world.claim(jobs).why == "unreconciled"
+        client.hset(names.run(world.run), "reconciled", connect.server_run_id(client))
+        assert world.claimed(jobs) == [2, 3]
+        world.check()
+
+
+def test_scripts_that_redis_forgot_are_loaded_again(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    client.script_flush()
+
+    assert world.claimed(jobs) == [0]
+    client.script_flush()
+    assert world.finish(jobs, [0]) == ["ok"]
+
+
+def test_an_emptied_redis_hands_out_and_writes_nothing(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=2)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+    client.flushall()
+
+    assert jobs.renew(world.held([0, 1])) == ["unknown", "unknown"]
+    assert jobs.give_back(world.held([0])) == ["not_held"]
+    assert jobs.charge(world.run, world.key(0), "timeout") == 0
+    assert jobs.reap() == (0, 0, [])
+    assert world.claim(jobs).why == "no_slot"
+    assert world.runs.state(world.run) is None
+    assert client.keys() == []
+
+
+# --- Long calls ----------------------------------------------------------------------------------
+
+
+def test_no_script_holds_redis_for_a_tenth_of_a_second_with_a_thousand_prompts(
+    client: "redis.Redis",
+) -> None:
+    world = QueueWorld(client)
+    many, all_held = range(1000), world.held(range(1000))
+    client.config_set("slowlog-log-slower-than", 0)
+    client.config_set("slowlog-max-len", 10_000)
+    client.slowlog_reset()
+
+    world.add(many)
+    world.add(many)
+    world.ledger.lookup([key for _, key in all_held])
+    jobs, other = world.jobs("e1"), world.jobs("e2")
+    jobs.claim(1000, stream_mark_bytes=MARK_BYTES)
+    jobs.renew(all_held)
+    jobs.give_back(all_held)
+    jobs.claim(1000, stream_mark_bytes=MARK_BYTES)
+    other.reap(dead_epoch="e1")
+    jobs.claim(1000, stream_mark_bytes=MARK_BYTES)
+    world.expire_leases(many)
+    other.reap()
+    jobs.claim(1000, stream_mark_bytes=MARK_BYTES)
+    world.finish(jobs, range(500))
+    world.finish(jobs, range(500, 1000), "failed")
+    world.add(many, retry=True)
+    client.delete(names.rq_queue(world.run))
+    audit_run(client, world.record)
+
+    scripts = [
+        entry["duration"]
+        for entry in cast("list[dict[str, Any]]", client.slowlog_get(10_000))
+        if bytes(entry["command"]).upper().startswith(b"EVAL")
+    ]
+    client.config_set("slowlog-log-slower-than", 10_000)
+    assert len(scripts) > 14
+    print(f"longest {max(scripts)} us")
+    assert max(scripts) < LONGEST_US
+
+
+def test_an_audit_of_many_prompts_holds_redis_only_for_moments(client: "redis.Redis") -> None:
+    # 64 buckets of 400: four times as full as at creation, the fullest that a run is laid out for.
+    world = QueueWorld(client)
+    for number in range(400):
+        world.ledger.add(
+            [
+                ((bucket << 4).to_bytes(2) + number.to_bytes(14), b"f" * 8, b"{}")
+                for bucket in range(64)
+            ]
+        )
+    client.delete(names.rq_queue(world.run))
+    client.config_set("slowlog-log-slower-than", LONGEST_US)
+    client.slowlog_reset()
+
+    report = audit_run(client, world.record)
+
+    assert report.relisted == 64 * 400
+    assert client.slowlog_get() == []
+    client.config_set("slowlog-log-slower-than", 10_000)

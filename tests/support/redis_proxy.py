@@ -1,0 +1,80 @@
+"""A TCP proxy before Redis that can lose answers: what was asked is done, and nobody hears of it."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+
+class RedisProxy:
+    """Passes bytes on. With `losing` above 0, an answer is swallowed and its connection cut.
+
+    Args:
+        port: Of the Redis behind it, on loopback.
+
+    Attributes:
+        losing: How many answers are still to be lost; each counts it down.
+        lost: How many were.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self.losing = 0
+        self.lost = 0
+        self._spawn(self._accept)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+
+    def close(self) -> None:
+        """Cut everything and wait for the threads."""
+        self._cut(self._listener)
+        for each in list(self._open):
+            self._cut(each)
+        for thread in self._threads:
+            thread.join(5)
+
+    def _spawn(self, target: object, *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                self._open |= {client, server}
+                self._spawn(self._pump, client, server, False)
+                self._spawn(self._pump, server, client, True)
+
+    def _pump(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:  # noqa: FBT001 - a thread's argument
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if is_answer and self.losing > 0:
+                    self.losing -= 1
+                    self.lost += 1
+                    break
+                target.sendall(data)
+        self._cut(source)
+        self._cut(target)
+
+    def _cut(self, which: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            which.shutdown(socket.SHUT_RDWR)
+        which.close()
+        self._open.discard(which)
+
+
+@contextlib.contextmanager
+def redis_proxy(port: int) -> Iterator[RedisProxy]:
+    """Run a proxy for a while."""
+    proxy = RedisProxy(port)
+    try:
+        yield proxy
+    finally:
+        proxy.close()

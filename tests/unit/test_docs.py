@@ -1,0 +1,71 @@
+"""What the documents show exists: commands, their flags, make's targets, files."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+import producer.cli
+import workers.cli
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted(
+    [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("deploy/*.md")]
+)
+PROGRAMS: dict[str, click.Command] = {"producer": producer.cli.cli, "workers": workers.cli.cli}
+MAKE_TARGET = re.compile(r"^([a-z]+):", re.MULTILINE)
+
+
+def shown_commands() -> list[tuple[str, str]]:
+    """Every command line of ours, in code blocks and in `code`: (document, line)."""
+    found = []
+    for path in DOCUMENTS:
+        text = re.sub(r"\\\n\s*", " ", path.read_text(encoding="utf-8"))
+        blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+        inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+        lines = [line for block in blocks for line in block.splitlines()] + inline
+        for line in lines:
+            bare = line.split("  #")[0].strip()
+            if re.match(r"(producer|workers|make) [a-z]", bare) and "►" not in bare:
+                found.append((path.name, bare))
+    return sorted(set(found))
+
+
+def all_commands() -> list[tuple[str, click.Command]]:
+    """Every command of both programs."""
+    context = click.Context(click.Command("test"))
+    return [
+        (f"{name} {sub}", command)
+        for name, group in PROGRAMS.items()
+        if isinstance(group, click.Group)
+        for sub in group.list_commands(context)
+        if (command := group.get_command(context, sub)) is not None
+    ]
+
+
+@pytest.mark.parametrize(("document", "line"), shown_commands())
+def test_a_shown_command_exists_with_its_flags(document: str, line: str) -> None:
+    program, name, *rest = shlex.split(line)
+    if program == "make":
+        makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+        assert name in MAKE_TARGET.findall(makefile), f"{document} shows {line!r}"
+        return
+    command = dict(all_commands()).get(f"{program} {name}")
+    assert command is not None, f"{document} shows {line!r}, and there is no such command"
+    known = {option for parameter in command.params for option in parameter.opts}
+    given = {part.split("=")[0] for part in rest if part.startswith("--")}
+    assert given <= known, f"{document} shows {line!r}; {name} has no {given - known}"
+
+
+@pytest.mark.parametrize(("name", "command"), all_commands())
+def test_every_command_has_help_with_an_example(name: str, command: click.Command) -> None:
+    assert "Example" in (command.help or ""), f"{name} --help has no example"
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{name} says nothing of {parameter.opts}"
+
+
+def test_the_documents_show_commands_at_all() -> None:
+    assert len(shown_commands()) > 10
