@@ -9,7 +9,9 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
     headrace:run:RUN             hash   uid, record (run.json), params, partitions, bits, output,
                                         created_ms, priority, paused, cancelled, seal, pinned,
                                         reconciled (Redis run_id), inputs_seq, ended (the state
-                                        that `_SUCCESS` was written for, or `pending`)
+                                        that `_SUCCESS` was written for, or `pending`), suspect
+                                        (job that is tried alone), faults (in a row),
+                                        last_active_ms, audited_ms
     headrace:run:RUN:counts      hash   the counters of `models.Counts`
     headrace:run:RUN:open        hash   producers that have begun and not ended: source -> JSON
     headrace:run:RUN:l:BUCKET    hash   ledger bucket: rest of the key -> 9 bytes and up (below)

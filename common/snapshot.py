@@ -37,6 +37,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "run": self.record.run,
             "output": self.record.output,
+            "endpoint_url": self.record.endpoint_url,
             **progress(
                 self.counts,
                 standing=self.standing,

@@ -9,9 +9,7 @@ AT_ONCE = 16
 LIMIT_S = 5.0
 
 
-async def abort_all(
-    client: SGLangClient, rids: Iterable[str], *, limit_s: float = LIMIT_S
-) -> int:
+async def abort_all(client: SGLangClient, rids: Iterable[str], *, limit_s: float = LIMIT_S) -> int:
     """Abort each of these requests; ids that the server does not know are ignored by it.
 
     Args:

@@ -112,7 +112,9 @@ class RedisDesk:
             self._note(error)
             raise
         if self._failures:
-            log.warning("%s: Redis answers again after %d failed calls", self._name, self._failures)
+            log.warning(
+                "%s: Redis answers again after %d failed calls", self._name, self._failures
+            )
         self._failures = 0
         return answer
 

@@ -1,9 +1,9 @@
 """Decide where a job goes that leaves its slot: to the finisher, back to its queue, or nowhere.
 
-    a result                     to the finisher
-    it goes back (server fault)  to its queue, with a server death where the server died with it
-    the server hangs             as if it had died; a suspect that was tried alone is convicted
-    lost (ended elsewhere)       nowhere: its request is aborted
+a result                     to the finisher
+it goes back (server fault)  to its queue, with a server death where the server died with it
+the server hangs             as if it had died; a suspect that was tried alone is convicted
+lost (ended elsewhere)       nowhere: its request is aborted
 """
 
 import asyncio

@@ -20,6 +20,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from common.errors import HeadraceError, RedisUnusableError
@@ -160,7 +161,9 @@ class Engine:
             async with self._client, asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 loops = [
-                    tasks.create_task(self._fatal_ends(self.watch.run(self._on_hang)), name="watch"),
+                    tasks.create_task(
+                        self._fatal_ends(self.watch.run(self._on_hang)), name="watch"
+                    ),
                     tasks.create_task(self._fatal_ends(self.keeper.keep_slots()), name="slots"),
                     tasks.create_task(self.keeper.keep_leases(), name="leases"),
                     tasks.create_task(self.keeper.reap(), name="reap"),
@@ -232,7 +235,7 @@ class Engine:
                 await self._room_bell.wait(IDLE_POLL_S)
                 continue
             try:
-                reply = await self._work.ask(lambda count=count: self._claim_once(count))
+                reply = await self._work.ask(partial(self._claim_once, count))
             except RedisUnusableError:
                 await asyncio.sleep(self._work.wait_s())
                 continue

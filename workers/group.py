@@ -9,12 +9,15 @@ HEADRACE_SERVER, HEADRACE_CONCURRENCY, HEADRACE_RAMP, HEADRACE_GRACE, HEADRACE_A
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
 import secrets
 import signal
-from typing import Any
+import threading
+import time
+from typing import Any, Literal
 
 import msgspec
 import redis
@@ -127,7 +130,7 @@ class SlotWorker(Worker):
 
     def _end(self) -> None:
         with contextlib.suppress(*connect.REDIS_ERRORS):
-            self.teardown()
+            self.teardown()  # type: ignore[no-untyped-call]
 
     async def _serve(self, client: "redis.Redis", options: GroupOptions) -> bool:
         eligible = Eligible(client, only=options.runs)
@@ -216,7 +219,7 @@ def options_from_environment(runs: tuple[str, ...]) -> GroupOptions:
         ramp = float(env.get("HEADRACE_RAMP", DEFAULT_RAMP))
         grace_s = float(env.get("HEADRACE_GRACE", DEFAULT_GRACE_S))
         concurrency = env.get("HEADRACE_CONCURRENCY", "auto")
-        most = "auto" if concurrency == "auto" else int(concurrency)
+        most: int | Literal["auto"] = "auto" if concurrency == "auto" else int(concurrency)
     except ValueError as error:
         raise UsageError(f"the environment of this worker group: {error}") from None
     if len(gpus) != 1:

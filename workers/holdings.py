@@ -112,9 +112,7 @@ class Holdings:
 
     def drop_ready(self, key: JobKey) -> None:
         """Take one job out of `ready`, if it is there."""
-        self.ready = deque(
-            item for item in self.ready if (item[0].run, item[0].key) != key
-        )
+        self.ready = deque(item for item in self.ready if (item[0].run, item[0].key) != key)
 
     def _leased(self) -> Iterator[JobKey]:
         for claim, _ in self.ready:

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 from common.errors import BackendError, RedisUnusableError
 from common.queue import Jobs, SlotReply
@@ -155,7 +156,7 @@ class Keeper:
             dead = reply.other
             await self._abort(dead)
             before_s = time.monotonic()
-            reply = await self._desk.ask(lambda dead=dead: self._take(wanted, dead))
+            reply = await self._desk.ask(partial(self._take, wanted, dead))
         if reply.what == "refused":
             self._granted = 0
             raise BackendError(
@@ -228,4 +229,4 @@ class Keeper:
         if about.get("host") != self._host:
             return False
         # Another process may have its pid by now, in a restarted container this very one.
-        return process_start(int(about["pid"])) != about["started"]
+        return process_start(int(about["pid"])) != str(about["started"])

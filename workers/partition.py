@@ -37,6 +37,7 @@ from common.queue.sinklease import (
 from common.store import ObjectStore
 from common.streams import BrokenEntry, read_entries
 from workers.batch import Batch, Limits, Place, build
+from workers.reading import Reader
 from workers.unstorable import unstorable
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class PartitionSink:
         self._objects = store
         self._record = record
         self._lease = lease
-        self._limits = limits
+        self._reader = Reader(client, record, lease.partition, limits=limits)
 
     def store_one(self) -> int:
         """Store one batch, the one that is begun or a new one.
@@ -93,9 +94,13 @@ class PartitionSink:
         standing = self._lease.take()
         if standing.intent is not None:
             return self._go_on(standing, standing.intent)
-        entries = self._read_new(standing)
+        read = self._reader.next_batch(standing)
+        for broken in read.broken:
+            self._set_aside(broken)
+        entries = read.entries
         if not entries:
             return 0
+        reached("sink.read")
         intent = Intent(
             seq=standing.seq + 1,
             first=entries[0].entry_id,
@@ -105,7 +110,13 @@ class PartitionSink:
         self._lease.intend(intent)
         reached("sink.intent")
         self._lease.attempt(intent)
+        if read.more:
+            self._reader.read_ahead(intent.last, after_seq=intent.seq)
         return self._store(intent, entries)
+
+    def close(self) -> None:
+        """End the thread that reads ahead."""
+        self._reader.close()
 
     def _go_on(self, standing: Standing, intent: Intent) -> int:
         """Bring a begun sequence to its end."""
@@ -122,25 +133,6 @@ class PartitionSink:
             self._void(intent)
             return 0
         return self._store(intent, entries)
-
-    def _read_new(self, standing: Standing) -> list[Entry]:
-        """Read the next batch from the stream's start; what cannot be stored is set aside."""
-        most_rows = self._limits.rows
-        entries: list[Entry] = []
-        total_bytes = 0
-        for entry in read_entries(self._client, self._record, self._lease.partition):
-            if isinstance(entry, BrokenEntry):
-                self._set_aside(entry)
-                continue
-            if not entries and standing.limit and standing.limit.holds_for(entry.entry_id):
-                most_rows = min(most_rows, standing.limit.rows)
-            if len(entries) == most_rows:
-                break
-            total_bytes += len(entry.row)
-            if entries and total_bytes > self._limits.bytes:
-                break
-            entries.append(entry)
-        return entries
 
     def _store(self, intent: Intent, entries: list[Entry]) -> int:
         """Steps 2 to 4."""
@@ -225,6 +217,7 @@ class PartitionSink:
 
     def _void(self, intent: Intent, *, limit: Limit | None = None) -> None:
         """Close a sequence without committing anything."""
+        reached("sink.giving_up")
         manifest = manifests.void(
             self._record.uid, self._lease.partition, intent.seq, written_at=now()
         )

@@ -5,6 +5,7 @@ the other: a renewal that overtook the return of its job would lease to us what 
 """
 
 import asyncio
+from functools import partial
 
 from common.errors import RedisUnusableError
 from common.queue import Jobs
@@ -59,13 +60,13 @@ class Returns:
     async def _send(self) -> bool:
         async with self._sending:
             for died in (False, True):
-                keys = [key for key, with_it in self._holdings.returning.items() if with_it is died]
+                keys = [
+                    key for key, with_it in self._holdings.returning.items() if with_it is died
+                ]
                 if not keys:
                     continue
                 try:
-                    await self._desk.ask(
-                        lambda keys=keys, died=died: self._jobs.give_back(keys, died=died)
-                    )
+                    await self._desk.ask(partial(self._jobs.give_back, keys, died=died))
                 except RedisUnusableError:
                     return False
                 for key in keys:

@@ -72,6 +72,7 @@ class RunSink:
         self.store = store
         self.leases: dict[int, PartitionLease] = {}
         self.stored_rows = 0
+        self._sinks: dict[int, PartitionSink] = {}
         self._client = client
         self._token = token
         self._limits = limits
@@ -92,7 +93,8 @@ class RunSink:
         """
         view = look(self._client, self.record, token=self._token)
         if view is None:
-            self.leases.clear()
+            for partition in list(self.leases):
+                self._leave(partition)
             return Standing.GONE
         if not view.reconciled:
             reconcile(self._client, self.store, self.record)
@@ -107,9 +109,8 @@ class RunSink:
 
     def release(self) -> None:
         """Leave every partition to others at once."""
-        while self.leases:
-            _, lease = self.leases.popitem()
-            lease.release()
+        for partition in list(self.leases):
+            self._leave(partition).release()
 
     def complain(self, why: str) -> None:
         """Say for `producer status` why nothing is stored."""
@@ -138,10 +139,16 @@ class RunSink:
                 lease.take()
             except PartitionLostError:
                 continue
+            self._sinks[number] = PartitionSink(
+                self._client, self.store, self.record, lease=lease, limits=self._limits
+            )
             self.leases[number] = lease
-        while len(self.leases) > share:
-            _, lease = self.leases.popitem()
-            lease.release()
+        for partition in list(self.leases)[share:]:
+            self._leave(partition).release()
+
+    def _leave(self, partition: int) -> PartitionLease:
+        self._sinks.pop(partition).close()
+        return self.leases.pop(partition)
 
     def _drain(self, partition: int, view: RunView, *, flush: bool) -> None:
         """Store one batch of a partition where one is due."""
@@ -154,18 +161,11 @@ class RunSink:
         )
         if not due(waiting, self._limits, now_ms=view.now_ms, flush=flush):
             return
-        sink = PartitionSink(
-            self._client,
-            self.store,
-            self.record,
-            lease=self.leases[partition],
-            limits=self._limits,
-        )
         try:
-            self.stored_rows += sink.store_one()
+            self.stored_rows += self._sinks[partition].store_one()
         except PartitionLostError as lost:
             log.info("run %s partition %d: %s; begins anew", self.record.run, partition, lost.why)
-            self.leases.pop(partition, None)
+            self._leave(partition)
 
     def _keep_pinned(self) -> None:
         """Keep the identity of the model in the store too, so that a rebuild has it."""

@@ -49,8 +49,13 @@ class Returned(msgspec.Struct, frozen=True):
 class Server(Protocol):
     """What serving a prompt needs of its server; `workers.watch` gives it."""
 
-    origin: Origin
-    context_length: int | None
+    @property
+    def origin(self) -> Origin:
+        """What result rows say of where they came from."""
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of prompt and answer together, None when the server does not say."""
 
     async def generate(self, request: Request, deadline_s: float) -> ServerAnswer:
         """Send a request; raises `AttemptError`."""
@@ -95,7 +100,9 @@ class Prompter:
         except ServerUnusableError as error:
             return Returned(fault=str(error), config=True)
         except ValueError as error:
-            return self._failed(claim, Verdict(kind=Kind.PROMPT, reason="unreadable", message=str(error)))
+            return self._failed(
+                claim, Verdict(kind=Kind.PROMPT, reason="unreadable", message=str(error))
+            )
         attempts, refusals = claim.attempts, 0
         while True:
             job.rid = request.rid
@@ -166,7 +173,9 @@ class Prompter:
 
     async def _charge(self, claim: Claim, attempts: int, verdict: Verdict) -> int:
         try:
-            return max(attempts + 1, await self._charger.charge(claim, verdict.reason, before=attempts))
+            return max(
+                attempts + 1, await self._charger.charge(claim, verdict.reason, before=attempts)
+            )
         except RedisUnusableError:
             # Redis is away: counted here, so that this process does not try for ever.
             return attempts + 1
@@ -176,7 +185,9 @@ class Prompter:
     ) -> Request | None:
         if not isinstance(outcome, ServerAnswer):
             return None
-        return clamped_request(request, outcome.status, outcome.body, rid=self._rids.next(job.slot))
+        return clamped_request(
+            request, outcome.status, outcome.body, rid=self._rids.next(job.slot)
+        )
 
     def _gone(self, job: Open, verdict: Verdict) -> Result | Returned:
         if verdict.kind is Kind.CONFIG:

@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from common.errors import RedisUnusableError
 from common.queue import GroupFigures, Groups, Jobs
@@ -67,8 +68,7 @@ class Showing:
         """Publish for ever."""
         while True:
             with contextlib.suppress(RedisUnusableError):
-                figures = self.figures()
-                await self._desk.ask(lambda figures=figures: self._say(figures))
+                await self._desk.ask(partial(self._say, self.figures()))
             for _ in range(LOOKS):
                 self._occupied.append(
                     (time.monotonic(), len(self._holdings.open), self._keeper.slots)

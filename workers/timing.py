@@ -20,7 +20,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ask_again_s: Between two questions to a server that is not there.
         faulty_again_s: Between two questions to a server that refuses us.
         say_again_s: At most so often a line says what is waited for.
-        probe_s: A one-token request must be answered within this.
+        probe_s: A one-token request must be answered within this while others are open.
+        first_token_s: The same while none is: a cold server may compile before its first token.
         load_every_s, load_s: Between two readings of the load; how long one may take.
         stall_s: Without any progress for so long, the server is asked for a token.
         slots_every_s, leases_every_s, reap_every_s: Between two renewals, renewals, reapings.
@@ -34,6 +35,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     faulty_again_s: float = 30.0
     say_again_s: float = 10.0
     probe_s: float = 15.0
+    first_token_s: float = 60.0
     load_every_s: float = 4.0
     load_s: float = 3.0
     stall_s: float = 30.0

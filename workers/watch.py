@@ -28,6 +28,7 @@ from workers.timing import Timing
 
 log = logging.getLogger(__name__)
 
+
 class ServerWatch:
     """The state of one server; `generate` sends through it, so that it sees what comes back.
 
@@ -157,7 +158,7 @@ class ServerWatch:
 
     async def _try_token(self) -> bool:
         try:
-            async with asyncio.timeout(self._timing.probe_s):
+            async with asyncio.timeout(self._probe_s):
                 self.identity = await self._client.identify()
                 self.load = await self._read_load(self._timing.load_s)
                 if await self.alive():
@@ -182,8 +183,12 @@ class ServerWatch:
             f"(--start-limit): {self.detail}"
         )
 
+    @property
+    def _probe_s(self) -> float:
+        return self._timing.probe_s if self._open else self._timing.first_token_s
+
     async def _ask_token(self) -> bool:
-        return await is_alive(self._client, limit_s=self._timing.probe_s)
+        return await is_alive(self._client, limit_s=self._probe_s)
 
     async def _until_fault(self, on_hang: Callable[[], None]) -> None:
         self._wake.clear()
@@ -247,7 +252,9 @@ class ServerWatch:
 
     def _enter(self, state: str, detail: str) -> None:
         if state != self.state and state in {"down", "faulty"}:
-            log.warning("server %s: %s; no claims until it gives a token", self._client.url, detail)
+            log.warning(
+                "server %s: %s; no claims until it gives a token", self._client.url, detail
+            )
             self._said_at_s = time.monotonic()
         self.state, self.detail = state, detail
         self._on_change()

@@ -40,12 +40,14 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
         cancelled: Prompts that ended because somebody cancelled their job.
         missing: Keys (16 bytes) whose job lost its request, at most `Ledger.MOST_MISSING`;
             `common.restore.restore_bodies` queues them again.
+        restored: Lost bodies that are back; only `common.restore.audit_and_restore` does that.
         recent: Another process audited the run within the asked time: nothing was looked at.
     """
 
     relisted: int = 0
     cancelled: int = 0
     missing: tuple[bytes, ...] = ()
+    restored: int = 0
     recent: bool = False
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import redis
 
-from common import connect
+from common import connect, names
 from common.errors import StateLostError
 from common.models import Params, RunRecord
 from common.queue.records import AddReply, LedgerEntry
@@ -15,7 +15,10 @@ from common.queue.scripts import call
 CALL_ROWS = 1_000
 """Prompts a call: a millisecond-scale script, so other clients never wait long."""
 
-AUDIT_BUCKETS = 32
+AUDIT_KEYS = 2_000
+"""Keys that an audit looks at in one call, about."""
+
+MOST_AUDIT_BUCKETS = 512
 
 MOST_MISSING = 100_000
 """Keys that one audit reports: its caller's memory does not depend on the run's length."""
@@ -99,15 +102,14 @@ class Ledger:
         """
         relisted = 0
         missing: list[bytes] = []
-        for first in range(0, 1 << self._record.bits, AUDIT_BUCKETS):
+        buckets = 1 << self._record.bits
+        with self._errors():
+            total = int(self._client.hget(names.counts(self._record.run), "total") or 0)
+        step = min(max(AUDIT_KEYS * buckets // max(total, 1), 1), MOST_AUDIT_BUCKETS)
+        for first in range(0, buckets, step):
             with self._errors():
                 reply = call(
-                    self._client,
-                    "audit",
-                    self._record.run,
-                    first,
-                    AUDIT_BUCKETS,
-                    "1" if relist else "",
+                    self._client, "audit", self._record.run, first, step, "1" if relist else ""
                 )
             relisted += int(reply[0])
             missing.extend(reply[1 : 1 + MOST_MISSING - len(missing)])

@@ -365,6 +365,11 @@ def test_of_two_accepted_texts_of_a_prompt_the_last_counts(
         assert request is not None
         assert b"newest" in request
     assert states(world)["completed"] == 1  # what is completed stays
+    # The ledger has the last text now; the older ones that still lie in inputs/ do not come back.
+    restart(server, world)
+    report = reconcile(world.client, world.store, world.record)
+    assert report is not None
+    assert report.replaced == 0
 
 
 def accept_text(world: World, number: int, text: str) -> None:
@@ -658,6 +663,28 @@ def test_a_restart_in_the_midst_of_a_reconcile_begins_it_anew(
     complete(world)
 
 
+def test_a_rewind_to_the_midst_of_this_very_reconcile_is_noticed(
+    server: RedisServer, world: World
+) -> None:
+    # The lease's token stands there too; only Redis' own run_id tells that what was taught is gone.
+    kept = save_point(server)
+    disturb(world)
+    back_to(server, kept, world)
+    midst: list[Path] = []
+
+    def go_back_once(name: str) -> None:
+        if name == "reconcile.closed":
+            midst.append(save_point(server, "midst"))
+        if name == "reconcile.taught" and len(midst) == 1:
+            rewind(server, midst[0])
+
+    with watching(go_back_once):
+        assert reconcile(world.client, world.store, world.record) is None
+    world.use(server.client())
+    world.client.delete(names.maintenance(RUN))
+    complete(world)
+
+
 def disturb(world: World) -> None:
     """Leave a bit of everything in the store that Redis is to forget."""
     world.finish(range(6))
@@ -740,6 +767,29 @@ def test_a_deep_reconcile_finds_nothing_where_nothing_is_lost(
 
     assert report is not None
     assert (report.taught, report.dropped, report.forgotten, report.added) == (0, 0, 0, 0)
+    complete(world)
+
+
+def test_sinks_wait_while_a_deep_reconcile_looks_for_lost_records(
+    redis_client: "redis.Redis", store: ObjectStore
+) -> None:
+    # What went from stream to store between two looks would seem lost.
+    world = World(redis_client, store, prompts=20)
+    world.finish(range(6))
+    waited: list[str] = []
+
+    def try_to_store(point: str) -> None:
+        try:
+            store_some(world)
+        except PartitionLostError as lost:
+            waited.append(f"{point} {lost.why}")
+
+    with watching(try_to_store):
+        report = reconcile(redis_client, store, world.record, deep=True)
+
+    assert report is not None
+    assert report.forgotten == 0
+    assert "reconcile.closed unreconciled" in waited
     complete(world)
 
 

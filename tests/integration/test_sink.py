@@ -8,9 +8,10 @@ import redis
 
 from common import catalog, manifests, names
 from common.errors import StoreUnusableError
-from common.models import FailureRow
+from common.models import Entry, FailureRow
 from common.queue.sinklease import Intent, PartitionLease, PartitionLostError, look, new_token
 from common.store import open_store
+from common.streams import parse
 from tests.support.memory_store import MemoryStore
 from tests.support.redis_server import RedisServer
 from tests.support.run_world import RUN, World
@@ -23,6 +24,7 @@ from tests.support.sinks import (
     standing_intent,
     watching,
 )
+from workers.batch import Limits, Place, build
 from workers.run_sink import Standing
 
 
@@ -54,7 +56,7 @@ def test_a_batch_ends_where_rows_or_bytes_would_exceed_their_limits(world: World
     world.accept(5)
     world.finish(range(10, 15))
     small = partition_sink(world, token=sink._lease.token, rows=100)
-    small._limits = msgspec.structs.replace(small._limits, bytes=2 * size + size // 2)
+    small._reader._limits = Limits(rows=100, bytes=2 * size + size // 2)
 
     assert [small.store_one() for _ in range(4)] == [2, 2, 1, 0]
     world.check_store()
@@ -63,7 +65,7 @@ def test_a_batch_ends_where_rows_or_bytes_would_exceed_their_limits(world: World
 def test_a_row_above_the_batch_limit_is_stored_alone(world: World) -> None:
     world.finish([0, 1, 2])
     sink = partition_sink(world, token=new_token())
-    sink._limits = msgspec.structs.replace(sink._limits, bytes=1)
+    sink._reader._limits = Limits(rows=100, bytes=1)
 
     assert [sink.store_one() for _ in range(4)] == [1, 1, 1, 0]
 
@@ -214,6 +216,53 @@ def test_an_acknowledgement_with_another_intent_than_stands_is_refused(world: Wo
     with pytest.raises(PartitionLostError, match="changed"):
         lease.close(other, entries=[(stands.first, 1)])
     assert world.waiting() == 8
+
+
+def test_an_intent_of_which_entries_have_gone_is_closed_with_nothing(world: World) -> None:
+    # Under its number a frozen sink may still write all of them: what is left goes under the next.
+    world.finish(range(3))
+    token = new_token()
+    with killed_at("sink.intent"):
+        partition_sink(world, token=token).store_one()
+    intent = standing_intent(world)
+    assert intent is not None
+    world.client.xdel(names.results(RUN, 0), intent.last)
+
+    sink = partition_sink(world, token=token)
+
+    assert [sink.store_one() for _ in range(3)] == [0, 2, 0]
+    every = catalog.manifests_of(world.store, world.record.uid)
+    assert [(m.seq, m.void) for m in every] == [(1, True), (2, False)]
+
+
+def test_a_sequence_that_is_given_up_but_was_written_after_all_is_learnt(world: World) -> None:
+    world.finish(range(4))
+    token = new_token()
+    with killed_at("sink.keys"):
+        partition_sink(world, token=token).store_one()
+    world.client.hset(names.sink(RUN, 0), "tries", 5)
+
+    def write_it(point: str) -> None:
+        # The sink that was thought dead writes its manifest while the next one gives up.
+        if point != "sink.giving_up":
+            return
+        found = world.client.xrange(names.results(RUN, 0))
+        entries = [parse(raw.decode(), fields) for raw, fields in found]
+        place = Place(uid=world.record.uid, partition=0, seq=1)
+        batch = build([e for e in entries if isinstance(e, Entry)], place, written_at="late")
+        manifests.write(world.store, batch.manifest)
+
+    with watching(write_it), pytest.raises(PartitionLostError, match="unreconciled"):
+        partition_sink(world, token=token).store_one()
+
+    expire_lease(world)
+    sink = run_sink(world)
+    for _ in range(3):
+        sink.step()
+    assert len(world.current()) == 4
+    assert world.waiting() == 0
+    world.check_store()
+    world.check_counts()
 
 
 def test_a_sequence_is_used_only_after_the_one_before_it(world: World) -> None:

@@ -169,6 +169,7 @@ class SinkMachine(RuleBasedStateMachine):
     @rule()
     def lose_everything(self) -> None:
         self.server.wipe()
+        self.points.clear()
         self.world.use(self.server.client())
         adopt_run(self.world.client, self.store)
 

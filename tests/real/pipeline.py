@@ -24,7 +24,6 @@ MAMBA_LIMITED = ("--max-mamba-cache-size", "12", "--max-queued-requests", "4")
 """Flags of a server whose mamba pool lets it run 4 requests, and whose queue holds 4 more."""
 
 CONCURRENCY = 40
-RAMP = 8
 Row = dict[str, Any]
 
 
@@ -81,6 +80,7 @@ class Pipeline:
         self.output = folder / "out"
         self.figures: list[GroupFigures] = []
         self._server = server
+        self._file = folder / f"{run}.jsonl"
         self._redis = f"embedded:{folder / 'redis'}"
         self.client = connect(embedded_redis(folder / "redis"))
         self._runs = Runs(self.client)
@@ -99,32 +99,32 @@ class Pipeline:
     # --- commands --------------------------------------------------------------------------------
 
     def enqueue(self, rows: Sequence[Row], max_tokens: int | str, *flags: str) -> None:
-        path = self.folder / f"{self.run}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self._file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         ended = producer(
-            *("enqueue", path, "--output", self.output, "--redis", self._redis),
+            *("enqueue", self._file, "--output", self.output, "--redis", self._redis),
             *("--max-tokens", str(max_tokens), "--temperature", "1", *flags),
             cwd=self.folder,
         )
         assert ended.code == 0, ended.err
 
-    def start_workers(self) -> ServerProcess:
+    def start_workers(self, *, ramp: int = 8) -> ServerProcess:
         return self._start(
             *("start", "--gpu", "0", "--server", self._server),
-            *("--concurrency", str(CONCURRENCY), "--ramp", str(RAMP)),
+            *("--concurrency", str(CONCURRENCY), "--ramp", str(ramp)),
         )
 
     def start_sink(self) -> ServerProcess:
         seconds = ("--first-batch-seconds", "2", "--batch-seconds", "5")
         return self._start("sink", self.run, "--until-done", *seconds)
 
-    def verify(self) -> tuple[int, str]:
-        """Prove the run from the store alone: exit code and what was said."""
-        import importlib.util as u  # TEMPORARY
-        if u.find_spec("producer.commands.verify") is None:
-            return (1 if self.failures() else 0), "no verify"
-        ended = producer("verify", self.run, "--output", self.output, cwd=self.folder)
-        return ended.code, ended.out + ended.err
+    def verify(self) -> tuple[int, Row]:
+        """Prove the run from its store and its file alone: exit code and verdict."""
+        ended = producer(
+            *("verify", self.run, "--output", self.output, "--input", self._file, "--json"),
+            cwd=self.folder,
+        )
+        assert ended.out, ended.err
+        return ended.code, ended.told
 
     def _start(self, *arguments: str) -> ServerProcess:
         process = ServerProcess(

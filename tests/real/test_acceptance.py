@@ -52,7 +52,7 @@ def test_with_the_worker_group_and_the_server_killed_every_prompt_is_answered_on
         server.wait_gone()
         restart_s.append(server.start())
         took_s = run.watch_to_the_end(sink)
-        code, told = run.verify()
+        code, verdict = run.verify()
         completed, failed, counts = run.completions(), run.failures(), run.counts()
 
     seen = server.seen(since_s)
@@ -67,7 +67,7 @@ def test_with_the_worker_group_and_the_server_killed_every_prompt_is_answered_on
         end=f"{took_s:.0f} s after the last",
         tries=Counter(row["attempts"] for row in completed),
     )
-    assert code == 0, told
+    assert code == 0, verdict
     assert failed == []
     assert Counter(row["id"] for row in completed) == Counter(
         row.get("id") or row["custom_id"] for row in rows
@@ -143,7 +143,7 @@ def test_a_frozen_scheduler_is_seen_within_a_minute_and_the_prompts_go_back(
             server.kill()
             server.start()
         took_s = run.watch_to_the_end(sink)
-        code, told = run.verify()
+        code, verdict = run.verify()
         completed, counts = run.completions(), run.counts()
 
     most = most_open(server.seen(since_s), [Death(since_s + 1e9)])
@@ -154,7 +154,7 @@ def test_a_frozen_scheduler_is_seen_within_a_minute_and_the_prompts_go_back(
         requests=len(server.seen(since_s)),
         most_open=most,
     )
-    assert code == 0, told
+    assert code == 0, verdict
     assert back_s <= 60
     assert said is not None
     assert (said.state, said.in_flight) == ("down", 0)

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -29,24 +30,36 @@ def asked(server: RealServer) -> tuple[ServerIdentity, ServerLoad]:
     return asyncio.run(_ask(server.url))
 
 
-@pytest.mark.parametrize(
-    ("flags", "cap", "bound"),
-    [((), 32, 35), (MAMBA_LIMITED, 4, 6)],
-    ids=["default", "mamba-limited"],
-)
+class Case(NamedTuple):
+    """A server and what it must come to when more than its cap is asked for."""
+
+    flags: tuple[str, ...]
+    cap: int
+    bound: int
+    ramp: int
+
+
+CASES = [
+    # A ramp of 8 a second would fill these slots only with answers of over 4 s.
+    pytest.param(Case((), cap=32, bound=35, ramp=100), id="default"),
+    pytest.param(Case(MAMBA_LIMITED, cap=4, bound=6, ramp=8), id="mamba-limited"),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_asked_above_the_cap_the_server_is_full_and_never_holds_more_than_the_bound(
-    server_with: ServerWith, tmp_path: Path, flags: tuple[str, ...], cap: int, bound: int
+    server_with: ServerWith, tmp_path: Path, case: Case
 ) -> None:
-    server = server_with(*flags)
+    server, cap = server_with(*case.flags), case.cap
     since, since_s = server.mark(), time.time()
     with Pipeline(tmp_path, server.url) as run:
-        run.enqueue(as_chat(human_eval()), 64)
-        run.start_workers()
+        run.enqueue(as_chat(human_eval()), 100)
+        run.start_workers(ramp=case.ramp)
         sink = run.start_sink()
         run.watch_until(lambda _: server.most_running(since) >= cap, "a full server")
         identity, load = asked(server)
         took_s = run.watch_to_the_end(sink)
-        code, told = run.verify()
+        code, verdict = run.verify()
         figures = [each for each in run.figures if each.in_flight]
 
     seen = server.seen(since_s)
@@ -62,8 +75,8 @@ def test_asked_above_the_cap_the_server_is_full_and_never_holds_more_than_the_bo
         mamba=load.mamba_usage,
         seconds=f"{took_s:.0f}",
     )
-    assert (code, len(seen)) == (0, 164), told
-    assert list(most.values()) == [bound]
+    assert (code, len(seen)) == (0, 164), verdict
+    assert list(most.values()) == [case.bound]
     assert server.most_running(since) == server.logged_cap() == cap
     assert full >= 0.95
     assert (identity.cap, load.cap) == (cap, cap)
@@ -72,9 +85,9 @@ def test_asked_above_the_cap_the_server_is_full_and_never_holds_more_than_the_bo
     assert load.mamba_usage is not None
     assert any(abs(load.mamba_usage - told) < 0.006 for told in server.mamba_usages(since))
     assert {(f.cap, f.bound, f.strategy, f.server_version) for f in figures} == {
-        (cap, bound, "no_buffer", identity.version)
+        (cap, case.bound, "no_buffer", identity.version)
     }
-    assert max(f.in_flight for f in figures) == bound
+    assert max(f.in_flight for f in figures) == case.bound
 
 
 def full_share(seen: Sequence[Seen], cap: int) -> float:

@@ -7,12 +7,13 @@ from tests.support.redis_server import RedisServer
 
 
 def save_point(server: RedisServer, name: str = "point") -> Path:
-    """Keep what the server has written so far; it must be append-only."""
+    """Keep what the server has written so far; it must be append-only. A wipe takes it too."""
     client = server.client()
     client.ping()  # what was answered before is in the file by now
     client.close()
-    target = server.folder.with_name(f"{server.folder.name}-{name}")
+    target = server.folder / "points" / name
     shutil.rmtree(target, ignore_errors=True)
+    target.parent.mkdir(exist_ok=True)
     shutil.copytree(server.folder / "appendonlydir", target)
     return target
 

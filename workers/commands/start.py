@@ -87,6 +87,13 @@ class Concurrency(click.ParamType[int | str]):
     help="Seconds that open requests get after SIGTERM.",
 )
 @click.option(
+    "--start-limit",
+    "start_limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Give up (exit 4) when a server has given no token by then.  [default: wait]",
+)
+@click.option(
     "--run", "runs", multiple=True, help="Serve only this run; repeatable.  [default: all]"
 )
 @click.option(
@@ -163,8 +170,16 @@ def _start_each(
     children = [
         Child(
             options.group,
-            own_command("start", "--gpu", ",".join(map(str, gpus)), "--tp", str(tp),
-                        *_arguments(options), "--log-level", log_level),
+            own_command(
+                "start",
+                "--gpu",
+                ",".join(map(str, gpus)),
+                "--tp",
+                str(tp),
+                *_arguments(options),
+                "--log-level",
+                log_level,
+            ),
             # The address may hold a password, and arguments can be read by anybody on the host.
             env={**os.environ, "HEADRACE_REDIS": url},
         )

@@ -56,9 +56,8 @@ end
 -- The hex key of a field in bucket number `bucket`: whole bytes of the bucket, then the field.
 local function hex_of(bucket, field, bits)
   local bytes = math.floor(bits / 8)
-  local head = math.floor(bucket / 2 ^ (bits % 8))
-  local text = bytes > 0 and string.format('%0' .. (2 * bytes) .. 'x', head) or ''
-  return text .. (string.gsub(field, '.', function(c) return string.format('%02x', string.byte(c)) end))
+  local head = struct.pack('>I4', math.floor(bucket / 2 ^ (bits % 8)))
+  return to_hex(string.sub(head, 5 - bytes) .. field)
 end
 
 local function partition_of(raw, partitions)

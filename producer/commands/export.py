@@ -1,0 +1,67 @@
+"""`producer export`: a run's results as one file, in the order of its input."""
+
+import os
+import sys
+
+import click
+
+from producer.export import Exported, export
+from producer.locate import Where, locate
+from producer.meter import Meter
+from producer.outfile import STDOUT
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option("--to", required=True, metavar="FILE", help="- for stdout; .gz or .zst compresses.")
+@click.option("--format", "row_format", type=click.Choice(["jsonl"]), default="jsonl")
+@click.option("--failures", metavar="FILE", help="Also write what failed or was cancelled there.")
+@click.option("--partial", is_flag=True, help="End with 0 though not all is completed.")
+@click.option("--output", metavar="URL", help="Where its results are; then Redis is not asked.")
+@click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's, for --output.")
+@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+def command(  # noqa: PLR0913 - one parameter a flag
+    run: str,
+    *,
+    to: str,
+    row_format: str,
+    failures: str | None,
+    partial: bool,
+    output: str | None,
+    endpoint_url: str | None,
+    redis: str | None,
+) -> int:
+    r"""Write the completions of RUN to a file, in the order of its input, each prompt once.
+
+    Of a run that goes on it writes what is in the store by now. Ends with 1 when a prompt of the
+    run has no completion, unless --partial says that this is as wanted.
+
+    \b
+    Example:
+        producer export prompts --to answers.jsonl
+        producer export prompts --to - --failures failed.jsonl | head -n 3
+    """
+    del row_format  # the only one as yet
+    if failures == STDOUT:
+        raise click.UsageError("--failures needs a file of its own: stdout is for --to -")
+    where = Where(run=run, output=output, endpoint_url=endpoint_url, redis=redis)
+    record, store = locate(where)
+    try:
+        told = export(record, store, to=to, failures=failures, meter=Meter)
+    except BrokenPipeError:
+        # Whoever reads has seen enough; Python would complain once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    click.echo(f"producer: {_text(run, to, told)}", err=True)
+    return 0 if told.whole or partial else 1
+
+
+def _text(run: str, to: str, told: Exported) -> str:
+    text = f"wrote {told.completed:,} completions of run {run} to {to}"
+    if told.whole:
+        return text
+    left = told.accepted - told.completed - told.failed
+    parts = [f"{left:,} have not ended"] if left else []
+    parts += [f"{told.failed:,} failed or were cancelled"] if told.failed else []
+    parts += ["more prompts may come"] if not told.sealed else []
+    return f"{text}, of {told.accepted:,} prompts: {', '.join(parts)}"

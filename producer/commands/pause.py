@@ -1,0 +1,35 @@
+"""`producer pause`: stop a run's claims."""
+
+import click
+
+from common.connect import address_of
+from common.errors import StateLostError
+from common.queue import Runs
+from producer.locate import connected, unknown
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option("--reason", default="by hand", show_default=True, help="Shown by `status`.")
+@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+def command(run: str, *, reason: str, redis: str | None) -> int:
+    """Start no more prompts of RUN; what is at the servers ends as usual, and is kept.
+
+    \b
+    Example:
+        producer pause prompts --reason "the servers get another model"
+        producer resume prompts
+    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    client = connected(redis)
+    address = address_of(client)
+    runs = Runs(client, where=address)
+    if runs.get(run) is None:
+        raise StateLostError(unknown(run, address))
+    runs.pause(run, reason)
+    counts = runs.counts(run)
+    click.echo(
+        f"producer: run {run} is paused: {counts.in_flight:,} prompts are at the servers and end, "
+        f"{counts.queued:,} wait; `producer resume {run}` lifts it",
+        err=True,
+    )
+    return 0

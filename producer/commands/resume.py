@@ -1,0 +1,74 @@
+"""`producer resume`: make a run go on."""
+
+from collections.abc import Iterator
+
+import click
+import msgspec
+
+from producer.locate import Where, connected
+from producer.resume import Resumed, resume
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option("--seal", is_flag=True, help="Also close producers that died: no more will come.")
+@click.option("--output", metavar="URL", help="Where its results are, if Redis has lost the run.")
+@click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's, for --output.")
+@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object on stdout.")
+def command(  # noqa: PLR0913 - one parameter a flag
+    run: str,
+    *,
+    seal: bool,
+    output: str | None,
+    endpoint_url: str | None,
+    redis: str | None,
+    json_: bool,
+) -> int:
+    """Lift the pause of RUN, and put back whatever Redis or RQ's tools have lost of it.
+
+    A Redis that does not know the run gets it from the store alone. What is done is not done
+    again; failed prompts stay failed (`producer retry`). The same call again changes nothing.
+
+    \b
+    Example:
+        producer resume prompts
+        producer resume prompts --output s3://bucket/prefix --redis redis://new-host:6379
+    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    where = Where(run=run, output=output, endpoint_url=endpoint_url, redis=redis)
+    client = connected(redis)
+    told = resume(
+        client, where, seal=seal, say=lambda text: click.echo(f"producer: {text}", err=True)
+    )
+    if json_:
+        click.echo(msgspec.json.encode(told))
+    for line in _lines(told):
+        click.echo(f"producer: {line}", err=True)
+    return 0
+
+
+def _lines(told: Resumed) -> Iterator[str]:
+    """Tell people what was done."""
+    done = [
+        ("was not in Redis and is there again", told.adopted),
+        (f"goes on: it was paused ({told.lifted})", told.lifted),
+        (f"{told.added:,} accepted prompts were missing and are queued", told.added),
+        (f"{told.taught:,} prompts were not known to have ended", told.taught),
+        (f"{told.forgotten:,} results were nowhere and are queued again", told.forgotten),
+        (f"{told.relisted:,} jobs were in no list and are queued again", told.relisted),
+        (f"{told.restored:,} jobs had lost their request and have it again", told.restored),
+        (f"{told.cancelled:,} jobs cancelled in RQ have ended", told.cancelled),
+        (f"{told.closed:,} open producers were closed", told.closed),
+    ]
+    lines = [text for text, holds in done if holds]
+    yield from (f"run {told.run}: {text}" for text in lines or ["nothing was missing"])
+    for producer in told.open_producers:
+        yield (
+            f"the producer {producer} began and did not end: the same enqueue again ends it and "
+            "adds what it had not accepted; `producer resume --seal` goes without that"
+        )
+    if not told.sealed and not told.open_producers:
+        yield (
+            "more prompts are awaited (--keep-open): the run ends after an enqueue without it, or "
+            f"`producer resume {told.run} --seal`"
+        )

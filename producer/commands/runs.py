@@ -1,0 +1,49 @@
+"""`producer runs`: what runs there are."""
+
+import time
+from typing import Any
+
+import click
+import msgspec
+
+from common import connect, snapshot
+from common.queue import Groups, Runs
+from producer.locate import connected
+from producer.screen import show
+
+
+@click.command()
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object on stdout.")
+@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+def command(*, json_: bool, redis: str | None) -> int:
+    """List the runs that this Redis knows, in the order in which they are claimed.
+
+    \b
+    Example:
+        producer runs
+    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    client = connected(redis)
+    where = connect.address_of(client)
+    groups = Groups(client, where=where).fresh()
+    found = [
+        snapshot.read(client, name, groups=groups) for name in Runs(client, where=where).names()
+    ]
+    every = [read for read in found if read is not None]
+    if json_:
+        click.echo(msgspec.json.encode({"runs": [_brief(read) for read in every]}))
+    elif every:
+        show([read.figures() for read in every], one=False)
+    else:
+        click.echo("producer: there is no run here; `producer enqueue FILE` makes one", err=True)
+    return 0
+
+
+def _brief(read: snapshot.Snapshot) -> dict[str, Any]:
+    figures = read.figures()
+    names = ("run", "status", "total", "completed", "failed", "cancelled", "output")
+    age_s = max(time.time() - read.created_ms / 1000, 0.0)
+    return {
+        **{name: figures[name] for name in names},
+        "created_at": read.record.created_at,
+        "age_hours": round(age_s / 3600, 4),
+    }

@@ -1,0 +1,58 @@
+"""`producer status`: what is done, what limits, how long."""
+
+from typing import Any
+
+import click
+import msgspec
+
+from common.errors import UsageError
+from common.figures import exit_code
+from producer.locate import Where, connected
+from producer.screen import show
+from producer.status import figures_of, figures_of_all
+
+
+@click.command()
+@click.argument("run", required=False, metavar="[RUN]")
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
+@click.option("--output", metavar="URL", help="Where its results are, if Redis has lost the run.")
+@click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's, for --output.")
+@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+def command(
+    run: str | None,
+    *,
+    json_: bool,
+    output: str | None,
+    endpoint_url: str | None,
+    redis: str | None,
+) -> int:
+    """Show what is done of RUN, what limits it, and how long it will take; without RUN, of all.
+
+    Ends with 0 when the run is done or goes on, 1 when it has ended otherwise or stalls, 4 when
+    Redis, the store or the servers cannot be used, or Redis has lost the run.
+
+    \b
+    Example:
+        producer status prompts
+        producer status prompts --json | jq .eta_hours
+    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    client = connected(redis)
+    if run is not None:
+        where = Where(run=run, output=output, endpoint_url=endpoint_url, redis=redis)
+        return tell([figures_of(client, where)], json_=json_, one=True)
+    if output is not None:
+        raise UsageError("--output belongs to one run: name it")
+    every = figures_of_all(client)
+    if not every:
+        click.echo("producer: there is no run here; `producer enqueue FILE` makes one", err=True)
+    return tell(every, json_=json_, one=len(every) == 1)
+
+
+def tell(every: list[dict[str, Any]], *, json_: bool, one: bool) -> int:
+    """Print figures; returns the exit code of the worst run."""
+    if json_:
+        told = every[0] if one else {"runs": every}
+        click.echo(msgspec.json.encode(told))
+    else:
+        show(every, one=one)
+    return max((exit_code(figures["status"]) for figures in every), default=0)

@@ -1,0 +1,97 @@
+"""`producer watch`: the status of a run, again and again, until it has ended."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from common.errors import RedisUnusableError
+from common.figures import ENDED, exit_code
+from producer.locate import Where, connected
+from producer.screen import console
+from producer.status import figures_of
+from producer.view import of_run
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object a line.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two looks.",
+)
+@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+def command(run: str, *, json_: bool, every_s: float, redis: str | None) -> int:
+    """Show RUN until it has ended, and end as `status` does. Ctrl-C ends the look, not the run.
+
+    \b
+    Example:
+        producer watch prompts && producer export prompts --to answers.jsonl
+    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    watch = _Watch(Where(run=run, redis=redis), every_s=every_s)
+    screen = console()
+    if json_:
+        return watch.lines(lambda figures: msgspec.json.encode(figures).decode())
+    if screen.is_terminal:
+        return watch.live(screen)
+    return watch.lines(_line)
+
+
+class _Watch:
+    """Looks at a run until it has ended; a Redis that is away meanwhile is waited for."""
+
+    def __init__(self, where: Where, *, every_s: float) -> None:
+        self._where = where
+        self._every_s = every_s
+        self._client = connected(where.redis)
+
+    def live(self, screen: Console) -> int:
+        """Show the newest figures in place."""
+        with Live(console=screen, auto_refresh=False) as live:
+            for figures, note in self._looks():
+                live.update(Text(note) if figures is None else of_run(figures), refresh=True)
+                if figures is not None and figures["status"] in ENDED:
+                    return exit_code(figures["status"])
+        return 0
+
+    def lines(self, form: Callable[[dict[str, Any]], str]) -> int:
+        """Print a line a look; without anything new in it, none."""
+        before = ""
+        for figures, note in self._looks():
+            line = note if figures is None else form(figures)
+            if line != before:
+                click.echo(line, err=figures is None)
+                before = line
+            if figures is not None and figures["status"] in ENDED:
+                return exit_code(figures["status"])
+        return 0
+
+    def _looks(self) -> Iterator[tuple[dict[str, Any] | None, str]]:
+        """Give figures, or why there are none at present."""
+        yield figures_of(self._client, self._where), ""
+        while True:
+            time.sleep(self._every_s)
+            try:
+                figures = figures_of(self._client, self._where)
+            except RedisUnusableError as error:
+                yield None, f"producer: {error}; asking again"
+            else:
+                yield figures, ""
+
+
+def _line(figures: dict[str, Any]) -> str:
+    eta = figures["eta_hours"]
+    left = "time left unknown" if eta is None else f"{eta:.2f} h left"
+    counts = ("completed", "failed", "in_flight", "queued")
+    told = ", ".join(f"{figures[name]:,} {name.replace('_', ' ')}" for name in counts)
+    return f"{figures['run']} {figures['status']}: {told}, {figures['rate_per_sec']:.3g}/s, {left}"

@@ -1,0 +1,77 @@
+"""Write a file of lines that is whole or not there: plain, gzip or zstd by its name, or stdout."""
+
+import gzip
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+import zstandard
+
+from common.errors import BackendError, UsageError
+
+STDOUT = "-"
+_STEP_BYTES = 1 << 20
+
+Write = Callable[[bytes], Any]
+
+
+@contextmanager
+def whole_file(name: str) -> Iterator[Write]:
+    """Give what writes to `name`; the file appears under its name when the block ends well.
+
+    Raises:
+        UsageError: The folder is not there.
+        BackendError: It cannot be written.
+    """
+    if name == STDOUT:
+        yield sys.stdout.buffer.write
+        sys.stdout.buffer.flush()
+        return
+    path = Path(name)
+    if not path.parent.is_dir():
+        raise UsageError(f"{name}: there is no directory {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"{name} is a directory: give the name of a file")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as raw:
+            with _packing(path, raw) as file:
+                yield file.write
+            raw.flush()
+            os.fsync(raw.fileno())
+        part.replace(path)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise BackendError(f"{name} cannot be written: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _packing(path: Path, raw: IO[bytes]) -> IO[bytes]:
+    if path.suffix == ".gz":
+        return cast("IO[bytes]", gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename=""))
+    if path.suffix == ".zst":
+        return cast(
+            "IO[bytes]",
+            zstandard.ZstdCompressor(level=3).stream_writer(raw, closefd=False),
+        )
+    return os.fdopen(os.dup(raw.fileno()), "wb")
+
+
+def write_lines(write: Write, rows: Iterable[bytes]) -> int:
+    """Write rows, each with a newline; returns how many."""
+    count, step, size = 0, list[bytes](), 0
+    for row in rows:
+        step.append(row)
+        size += len(row)
+        count += 1
+        if size >= _STEP_BYTES:
+            write(b"\n".join([*step, b""]))
+            step, size = [], 0
+    if step:
+        write(b"\n".join([*step, b""]))
+    return count

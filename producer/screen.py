@@ -1,0 +1,25 @@
+"""Print figures for people, once or again and again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from producer.view import of_run, of_runs
+
+PLAIN_WIDTH = 140
+"""Of a page that no terminal shows: wide enough for a line a worker group."""
+
+
+def console() -> Console:
+    """Make what writes on stdout."""
+    screen = Console(highlight=False)
+    if not screen.is_terminal:
+        screen = Console(highlight=False, width=PLAIN_WIDTH)
+    return screen
+
+
+def show(every: Sequence[dict[str, Any]], *, one: bool) -> None:
+    """Print one run in full, or several a line each."""
+    if every:
+        console().print(of_run(every[0]) if one else of_runs(every))

@@ -1,0 +1,156 @@
+"""Show the figures of a run to people: a bar, the counts, a line a worker group."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+Figures = dict[str, Any]
+
+_STYLES = {
+    "completed": "bold green",
+    "running": "green",
+    "ramping": "green",
+    **dict.fromkeys(("completed_with_failures", "paused", "open", "queued"), "yellow"),
+    **dict.fromkeys(("waiting_for_workers", "waiting_for_server"), "yellow"),
+}
+_BAD = "bold red"
+
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+WHOLE_FROM = 10
+"""A time of so many units is told without a fraction."""
+
+
+def of_run(figures: Figures) -> RenderableType:
+    """Show one run."""
+    total, ended = figures["total"], figures["total"] - figures["queued"] - figures["in_flight"]
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        Text(figures["run"], style="bold"),
+        Text(figures["status"], style=_STYLES.get(figures["status"], _BAD)),
+        Text(figures["output"], overflow="fold"),
+    )
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(
+        ProgressBar(total=max(total, 1), completed=ended, width=36),
+        f"{ended:,} of {total:,} ({ended / max(total, 1):.1%})",
+        _pace(figures),
+    )
+    parts: list[RenderableType] = [head, bar, *(Text(line) for line in _lines(figures))]
+    if figures["worker_groups"]:
+        parts.append(_groups(figures["worker_groups"]))
+    parts += [Text(f"! {warning}", style="yellow") for warning in figures["warnings"]]
+    return Group(*parts)
+
+
+def _lines(figures: Figures) -> Iterator[str]:
+    counts = ("completed", "failed", "cancelled", "in_flight", "queued")
+    yield "  ".join(
+        f"{name.replace('_', ' ')} {figures[name]:,}"
+        for name in counts
+        if figures[name] or name != "cancelled"
+    )
+    stored = f"stored {figures['s3_uploaded']:,} rows, {_size(figures['s3_bytes'])}"
+    if figures["stream_entries"]:
+        stored += f" ({figures['stream_entries']:,} wait for a sink)"
+    parts = [stored, f"at work {_duration(figures['elapsed_hours'])}"]
+    if figures["completed"]:
+        mean = figures["mean_output_tokens"] or figures["avg_output_tokens"]
+        parts.append(
+            f"about {mean:,.0f} tokens an answer, {figures['truncated_share']:.1%} cut off"
+        )
+    if figures["retries"]:
+        parts.append(f"{figures['retries']:,} attempts repeated")
+    yield "  ".join(parts)
+    servers = figures["server_tokens_per_sec"]
+    if servers:
+        told = f"servers {servers:,.0f} tokens/s"
+        if figures["server_rate_per_sec"]:
+            told += f", {figures['server_rate_per_sec']:,.2f} answers/s by that"
+        yield told + (f"  limited by: {figures['limited_by']}" if figures["limited_by"] else "")
+    elif figures["limited_by"]:
+        yield f"limited by: {figures['limited_by']}"
+
+
+def _pace(figures: Figures) -> str:
+    rate, eta = figures["rate_per_sec"], figures["eta_hours"]
+    if figures["status"] == "ramping" and figures["steady_in_sec"]:
+        ramp = f"steady in {_duration(figures['steady_in_sec'] / 3600)}, "
+    else:
+        ramp = ""
+    if eta is None:
+        left = "time left unknown"
+    elif eta == 0:
+        left = ""
+    else:
+        low, high = _duration(figures["eta_hours_low"]), _duration(figures["eta_hours_high"])
+        left = f"{_duration(eta)} left ({low} to {high})"
+    return f"{rate:,.3g}/s  {ramp}{left}".rstrip()
+
+
+def _groups(groups: Sequence[Figures]) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for name in ("worker group", "state", "open", "bound", "server", "tok/s", "KV", "mamba"):
+        table.add_column(name, justify="left" if name in {"worker group", "state"} else "right")
+    for name in ("full", "oldest", "strategy", "SGLang"):
+        table.add_column(name, justify="right")
+    for group in groups:
+        table.add_row(
+            group["group"],
+            Text(group["state"], style="green" if group["state"] == "ready" else _BAD),
+            str(group["in_flight"]),
+            str(group["bound"]),
+            f"{_or(group['running'])}+{_or(group['queued'])}/{_or(group['cap'])}",
+            _or(group["gen_tokens_per_s"], "{:,.0f}"),
+            _or(group["kv_usage"], "{:.0%}"),
+            _or(group["mamba_usage"], "{:.0%}"),
+            _or(group["occupancy"], "{:.0%}"),
+            _or(group["oldest_s"], "{:,.0f} s"),
+            _or(group["strategy"]),
+            _or(group["server_version"]),
+        )
+    return table
+
+
+def of_runs(runs: Sequence[Figures]) -> RenderableType:
+    """Show several runs, a line each."""
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for name in ("run", "status", "total", "done", "failed", "rate", "left", "output"):
+        right = name in {"total", "done", "failed", "rate", "left"}
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for figures in runs:
+        eta = figures["eta_hours"]
+        table.add_row(
+            figures["run"],
+            Text(figures["status"], style=_STYLES.get(figures["status"], _BAD)),
+            f"{figures['total']:,}",
+            f"{figures['completed']:,}",
+            f"{figures['failed']:,}",
+            f"{figures['rate_per_sec']:,.3g}/s",
+            "?" if eta is None else _duration(eta),
+            figures["output"],
+        )
+    return table
+
+
+def _or(value: Any, form: str = "{}") -> str:
+    return "-" if value is None or value == "" else form.format(value)
+
+
+def _duration(hours: float) -> str:
+    """Write a time so that its size is seen: 12 s, 34 min, 5.6 h, 107 h, 5.3 days."""
+    seconds = hours * 3600
+    for limit, unit_s, unit in ((90, 1, "s"), (5_400, 60, "min"), (360_000, 3_600, "h")):
+        if seconds < limit:
+            value = seconds / unit_s
+            digits = 0 if unit == "s" or round(value) >= WHOLE_FROM else 1
+            return f"{value:.{digits}f} {unit}"
+    return f"{seconds / 86_400:.1f} days"
+
+
+def _size(number: float) -> str:
+    power = min(max(len(str(int(number))) - 1, 0) // 3, len(_UNITS) - 1)
+    return f"{number / 1_000**power:,.{1 if power else 0}f} {_UNITS[power]}"

@@ -1,0 +1,303 @@
+"""`producer status`, `watch`, `runs` and `pause` on a real Redis, as a user runs them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from common import names, snapshot
+from common.group_figures import GroupFigures
+from common.models import Counts
+from common.queue import Groups
+from common.store.directory import DirectoryStore
+from tests.support.finished_run import FinishedRun
+from tests.support.producer_cli import Ended, producer, running
+from tests.support.redis_server import RedisServer
+from tests.support.run_world import RUN, World
+from tests.support.server_process import wait_until
+from tests.support.sinks import drain, run_sink
+
+
+@pytest.fixture
+def world(redis_client: "redis.Redis", tmp_path: Path) -> World:
+    return World(redis_client, DirectoryStore(tmp_path / "out"), prompts=10)
+
+
+@pytest.fixture
+def ask(valkey: RedisServer, tmp_path: Path) -> Iterator[Any]:
+    """Call a command with the address of the test's Redis."""
+
+    def call(*arguments: str) -> Ended:
+        return producer(*arguments, cwd=tmp_path, env={"HEADRACE_REDIS": valkey.tcp_url})
+
+    yield call
+
+
+def say_ready(world: World, **own: Any) -> None:
+    values = {"group": "gpu0@h", "epoch": "e1", "host": "h", "pid": 1, "server": "http://s"}
+    Groups(world.client).publish(GroupFigures(**{**values, "state": "ready", **own}))
+
+
+def test_the_counts_add_up_and_the_word_fits(world: World, ask: Any) -> None:
+    say_ready(world, in_flight=2, oldest_s=1.0)
+    world.finish(range(3))
+    world.finish([3], "failed")
+
+    ended = ask("status", RUN, "--json")
+
+    told = ended.told
+    assert ended.code == 0
+    assert told["status"] == "running"
+    assert told["total"] == 10
+    assert (told["completed"], told["failed"], told["in_flight"], told["queued"]) == (3, 1, 0, 6)
+    assert told["rate_per_sec"] > 0
+    assert told["eta_hours"] > 0
+    assert [group["group"] for group in told["worker_groups"]] == ["gpu0@h"]
+
+
+def test_people_get_a_page_with_the_same_figures(world: World, ask: Any) -> None:
+    say_ready(world, in_flight=2, bound=34, cap=32, running=2, queued=0, mamba_usage=0.61)
+    world.finish(range(3))
+
+    ended = ask("status", RUN)
+
+    assert ended.code == 0
+    for part in ("demo", "running", "3 of 10 (30.0%)", "completed 3", "gpu0@h", "61%", "2+0/32"):
+        assert part in ended.out
+
+
+@pytest.mark.cases
+def test_b98_without_workers_it_waits_for_workers_and_nobody_knows_how_long(
+    world: World, ask: Any
+) -> None:
+    world.finish(range(3))
+
+    told = ask("status", RUN, "--json").told
+
+    assert told["status"] == "waiting_for_workers"
+    assert told["eta_hours"] is None
+    assert told["workers"] == 0
+
+
+@pytest.mark.cases
+def test_b63_jobs_that_somebody_deleted_do_not_harm_the_figures(world: World, ask: Any) -> None:
+    for number in range(5):
+        world.client.delete(names.rq_job(world.key(number).hex()))
+
+    ended = ask("status", RUN, "--json")
+
+    assert ended.code == 0
+    assert (ended.told["total"], ended.told["queued"]) == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("completed", "failed", "status", "code"),
+    [(10, 0, "completed", 0), (6, 4, "completed_with_failures", 1), (0, 10, "failed", 1)],
+)
+@pytest.mark.cases
+def test_b90_what_has_failed_is_never_called_done(  # noqa: PLR0913
+    world: World, ask: Any, *, completed: int, failed: int, status: str, code: int
+) -> None:
+    world.finish(range(completed))
+    world.finish(range(completed, completed + failed), "failed")
+    assert ask("status", RUN, "--json").told["status"] == "running"  # not yet in the store
+
+    drain(run_sink(world))
+    ended = ask("status", RUN, "--json")
+
+    told = ended.told
+    assert (told["status"], ended.code) == (status, code)
+    assert (told["completed"], told["failed"], told["eta_hours"]) == (completed, failed, 0)
+    assert told["s3_uploaded"] == 10
+    assert told["s3_bytes"] > 0
+    assert ask("watch", RUN).code == code
+
+
+def test_a_run_that_is_open_is_not_done(
+    redis_client: "redis.Redis", tmp_path: Path, ask: Any
+) -> None:
+    world = World(redis_client, DirectoryStore(tmp_path / "out"), prompts=2, sealed=False)
+    world.finish(range(2))
+
+    assert ask("status", RUN, "--json").told["status"] == "open"
+
+
+def test_a_pause_is_shown_with_its_reason_until_it_is_lifted(world: World, ask: Any) -> None:
+    assert ask("pause", RUN, "--reason", "another model comes").code == 0
+
+    told = ask("status", RUN, "--json").told
+
+    assert told["status"] == "paused"
+    assert "another model comes" in told["warnings"][0]
+    assert ask("pause", "nobody").code == 4
+
+
+def test_why_nothing_is_stored_is_shown_and_ends_with_4(world: World, ask: Any) -> None:
+    world.finish(range(3))
+    world.client.hset(names.sink(RUN, 0), "error", "PutObject denied in bucket b")
+
+    ended = ask("status", RUN, "--json")
+
+    assert (ended.told["status"], ended.code) == ("s3_error", 4)
+    assert "PutObject denied in bucket b" in ended.told["warnings"]
+
+
+def test_full_streams_are_shown(world: World, ask: Any, valkey: RedisServer) -> None:
+    say_ready(world)
+    world.client.config_set("maxmemory", str(64 << 20))
+    world.client.hset(names.counts(RUN), "stream_bytes", 17 << 20)
+
+    ended = ask("status", RUN, "--json")
+
+    assert (ended.told["status"], ended.code) == ("redis_full", 4)
+
+
+# --- What Redis has lost -------------------------------------------------------------------------
+
+
+def test_a_run_that_nobody_knows_says_what_to_do(world: World, ask: Any) -> None:
+    ended = ask("status", "nobody", "--json")
+
+    assert ended.code == 4
+    assert ended.out == ""
+    assert "producer runs" in ended.err
+    assert "producer resume nobody --output" in ended.err
+
+
+@pytest.mark.cases
+def test_b68_a_redis_that_came_back_empty_has_lost_the_run(
+    world: World, ask: Any, redis_client: "redis.Redis"
+) -> None:
+    world.finish(range(3))
+    run_sink(world, rows=3).step(flush=True)
+    redis_client.flushall()
+
+    ended = ask("status", RUN, "--json", "--output", world.store.url)
+
+    told = ended.told
+    assert (told["status"], ended.code) == ("state_lost", 4)
+    assert (told["total"], told["completed"], told["queued"]) == (10, 3, 7)
+    assert told["eta_hours"] is None
+    assert "producer resume demo" in told["warnings"][0]
+
+
+def test_what_a_sink_noted_here_leads_to_the_store(
+    world: World, ask: Any, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    note = tmp_path / ".headrace" / RUN / names.PROGRESS
+    note.parent.mkdir(parents=True)
+    note.write_text(json.dumps({"output": world.store.url}))
+    redis_client.flushall()
+
+    assert ask("status", RUN, "--json").told["status"] == "state_lost"
+    assert ask("verify", RUN, "--json").told["total"] == 10
+
+
+def test_a_store_that_knows_more_than_a_rewound_redis_is_told(world: World, ask: Any) -> None:
+    FinishedRun.commit  # noqa: B018 - the world's rows would do too
+    world.finish(range(4))
+    before = world.client.dump(names.sink(RUN, 0))
+    drain_some = run_sink(world, rows=2)
+    drain_some.step()
+    drain_some.step()
+    world.client.delete(names.sink(RUN, 0))
+    if before:
+        world.client.restore(names.sink(RUN, 0), 0, before)
+    world.client.hset(names.run(RUN), "reconciled", "another")
+
+    ended = ask("status", RUN, "--json")
+
+    assert (ended.told["status"], ended.code) == ("state_lost", 4)
+    assert "batches of results" in ended.told["warnings"][0]
+
+
+def test_an_output_that_is_another_runs_is_refused(
+    world: World, ask: Any, redis_client: "redis.Redis"
+) -> None:
+    redis_client.flushall()
+
+    assert ask("status", "other", "--output", world.store.url).code == 5
+
+
+def test_a_redis_that_is_away_ends_with_4(tmp_path: Path) -> None:
+    away = {"HEADRACE_REDIS": "redis://127.0.0.1:1/0"}
+
+    ended = producer("status", RUN, "--json", cwd=tmp_path, env=away)
+
+    assert ended.code == 4
+    assert "cannot be reached" in ended.err
+
+
+# --- Several runs, and watching ------------------------------------------------------------------
+
+
+def test_without_a_name_all_runs_are_told(world: World, ask: Any) -> None:
+    assert ask("status", "--json").told["run"] == RUN
+    assert ask("runs", "--json").told["runs"][0]["total"] == 10
+    listed = ask("runs")
+    assert listed.code == 0
+    assert "demo" in listed.out
+    assert world.store.url in listed.out
+
+    world.client.flushall()
+
+    assert ask("runs", "--json").told == {"runs": []}
+    assert "there is no run here" in ask("status").err
+
+
+def test_watch_goes_on_until_the_run_has_ended(
+    world: World, valkey: RedisServer, tmp_path: Path
+) -> None:
+    env = {"HEADRACE_REDIS": valkey.tcp_url}
+    arguments = ("watch", RUN, "--json", "--every", "0.1")
+
+    with running(*arguments, cwd=tmp_path, env=env) as watching:
+        assert watching.stdout is not None
+        first = json.loads(watching.stdout.readline())
+        world.finish(range(10))
+        drain(run_sink(world))
+        last = json.loads(watching.stdout.read().splitlines()[-1])
+        code = watching.wait(30)
+
+    assert first["completed"] == 0
+    assert (last["status"], code) == ("completed", 0)
+
+
+def test_watch_survives_a_redis_that_restarts(
+    world: World, valkey: RedisServer, tmp_path: Path
+) -> None:
+    env = {"HEADRACE_REDIS": valkey.tcp_url}
+
+    with running("watch", RUN, "--every", "0.1", cwd=tmp_path, env=env) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        assert b"waiting_for_workers" in watching.stdout.readline()
+        valkey.kill()
+        assert b"asking again" in watching.stderr.readline()
+        valkey.start()
+        world.client.connection_pool.disconnect()
+        wait_until(lambda: _answers(world), "Redis again")
+        world.runs.pause(RUN, "x")
+
+        assert b"paused" in watching.stdout.readline()
+
+
+def _answers(world: World) -> bool:
+    try:
+        return world.runs.get(RUN) is not None
+    except Exception:  # noqa: BLE001
+        return False
+
+
+def test_the_snapshot_counts_are_of_one_instant(world: World) -> None:
+    world.finish(range(4))
+
+    read = snapshot.read(world.client, RUN)
+
+    assert read is not None
+    assert isinstance(read.counts, Counts)
+    ended = read.counts.completed + read.counts.failed + read.counts.cancelled
+    assert ended + read.counts.in_flight + read.counts.queued == read.counts.total
