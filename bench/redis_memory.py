@@ -1,8 +1,8 @@
 """What a prompt costs in Redis: queued, beyond its request's own bytes; and completed.
 
-`python -m bench.redis_memory [PROMPTS]` prints the figures of every Redis that this machine has, with
-its default configuration and with `hash-max-listpack-value 65536`, under which a job is one compact
-piece of memory however long its request is.
+`python -m bench.redis_memory [PROMPTS [FLAVOUR …]]` prints the figures of every Redis that this
+machine has, with its default configuration and with `hash-max-listpack-value 65536`, under which a
+job is one compact piece of memory however long its request is.
 """
 
 import sys
@@ -109,7 +109,11 @@ def _complete(client: "redis.Redis", record: RunRecord, jobs: Jobs, numbers: ran
 def _item(number: int) -> tuple[bytes, bytes, bytes]:
     body = {"messages": [{"role": "user", "content": f"count slowly and aloud to {number:07}"}]}
     prompt = Prompt(
-        id=msgspec.Raw(b'"m%d"' % number), line=number, endpoint="chat", body=body, source="many.jsonl"
+        id=msgspec.Raw(b'"m%d"' % number),
+        line=number,
+        endpoint="chat",
+        body=body,
+        source="many.jsonl",
     )
     key = key_of(RUN, b'"m%d"' % number)
     return key, fingerprint_of("chat", body), msgspec.json.encode(prompt)
@@ -121,7 +125,7 @@ def _used_bytes(client: "redis.Redis") -> int:
 
 if __name__ == "__main__":
     asked = int(sys.argv[1]) if sys.argv[1:] else 100_000
-    for name in flavours():
+    for name in sys.argv[2:] or flavours():
         for small in (False, True):
             for line in _rows(name, asked, compact=small):
                 print(f"{line.what:90} {line.figure:>10}   {line.target}")

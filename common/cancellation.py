@@ -28,8 +28,8 @@ def cancelled_result(claim: Claim, *, message: str, at: str) -> Result:
     """End a prompt as cancelled.
 
     Args:
-        claim: Whose prompt it is. One that cannot be read gets the id null, line 0, and its bytes as
-            a string.
+        claim: Whose prompt it is. One that cannot be read gets the id null, line 0, and its bytes
+            as a string.
         message: Who cancelled it, for people.
         at: Wall time, ISO 8601 in UTC.
     """

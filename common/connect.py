@@ -7,8 +7,8 @@ blocking read longer than the socket time-out raises. Both are set here explicit
 import contextlib
 import os
 import random
-from typing import Any
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import redis

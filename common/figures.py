@@ -226,12 +226,20 @@ def limited_by(
 
 
 def _limit_of(group: GroupFigures) -> str | None:
-    if group.mamba_usage is not None and group.mamba_usage >= BUSY_SHARE:
+    """Name what one server is short of.
+
+    A few requests of ours always wait at a server, so that its slots stay full: a queue alone says
+    nothing.
+    """
+    mamba, running, cap = group.mamba_usage, group.running or 0, group.cap
+    at_cap = cap is not None and running >= cap
+    if mamba is not None and (mamba >= BUSY_SHARE or at_cap):
+        # The cap of a hybrid model is what its pool of states allows.
         return "mamba pool"
     if group.kv_usage is not None and group.kv_usage >= BUSY_SHARE:
         return "KV pool"
-    if group.queued:
-        return "server queue"
+    if group.queued and running:
+        return "server queue" if at_cap or cap is None else "prefill"
     if group.occupancy is not None and group.occupancy < BUSY_SHARE:
         return "client"
     return None

@@ -35,7 +35,7 @@ def key_of(run: str, id_json: bytes, sample: int = 0) -> bytes:
     return digest.digest()
 
 
-def typed_id(value: str | int | float, text: bytes | None = None) -> bytes:
+def typed_id(value: str | float, text: bytes | None = None) -> bytes:
     """Give the JSON text that stands for an id: strings re-encoded, numbers as they were written.
 
     Args:

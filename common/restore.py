@@ -1,4 +1,4 @@
-"""Give prompts whose job lost its request (`rq empty`, `Job.delete`) their job again, from `inputs/`."""
+"""Give prompts whose job lost its request (`rq empty`, `Job.delete`) their job again."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 def restore_bodies(store: ObjectStore, ledger: Ledger, missing: Collection[bytes]) -> int:
     """Go through `inputs/` until every missing prompt is found, and queue them again.
 
-    A row that was accepted with another text since is passed over by the ledger's script: only the
-    text whose fingerprint stands in the ledger is restored.
+    Memory is that of the missing keys and one object. A row that was accepted with another text
+    since is passed over by the ledger's script: only the text whose fingerprint stands in the
+    ledger is restored.
 
     Args:
         store: The run's output.

@@ -104,7 +104,7 @@ class Engine:
             spawn=self._spawn,
         )
         self._prompter = Prompter(self.watch, self, self._rids)
-        self._ramp = Ramp(options.ramp)
+        self._ramp = Ramp(options.ramp, time.monotonic())
         self._opened = Throughput(time.monotonic())
         self.keeper = Keeper(
             jobs=jobs,
@@ -283,6 +283,8 @@ class Engine:
 
     def _open_what_fits(self) -> float:
         """Open requests while there are jobs, slots and ramp; returns when to look again."""
+        if not self.watch.ready:
+            self._ramp.restart(time.monotonic())
         while self.holdings.ready and self.watch.ready:
             slots = self.keeper.slots
             if not slots:
@@ -290,13 +292,14 @@ class Engine:
                 self._returns.add_ready()
                 return 1.0
             if self.holdings.in_slots >= slots:
-                self._ramp.note_full()
                 return 1.0
             now_s = time.monotonic()
-            wait_s = max(self._ramp.wait_s(now_s), self.watch.rest_s())
+            wait_s = max(
+                self._ramp.wait_s(now_s, open_requests=self.holdings.in_slots),
+                self.watch.rest_s(),
+            )
             if wait_s > 0:
                 return wait_s
-            self._ramp.opened(now_s)
             self._opened.note(now_s)
             claim, alone = self.holdings.ready.popleft()
             job = Open(claim, alone=alone, slot=self._rids.take_slot(), since_s=now_s)
@@ -322,9 +325,9 @@ class Engine:
         self._endings.settle(job, ended)
         if isinstance(ended, Returned) and ended.fault:
             self.watch.report(ended.fault, config=ended.config)
-            self._ramp.restart()
+            self._ramp.restart(time.monotonic())
             self._returns.add_ready()
 
     def _on_hang(self) -> None:
-        self._ramp.restart()
+        self._ramp.restart(time.monotonic())
         self._endings.hang()

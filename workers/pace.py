@@ -13,28 +13,24 @@ LEAST_PREFETCH = 1
 
 
 class Ramp:
-    """Let at most `per_s` new requests through a second until the server is full once."""
+    """Let the number of open requests grow by at most `per_s` a second, from when a server is cold.
 
-    def __init__(self, per_s: float) -> None:
+    Growth is limited, not opening: a request that takes the place of one that has ended is no load
+    more than before. Else a server with short answers would never get beyond the ramp.
+    """
+
+    def __init__(self, per_s: float, now_s: float) -> None:
         self._per_s = per_s
-        self._free_at_s = 0.0
-        self._full_once = False
+        self._since_s = now_s
 
-    def restart(self) -> None:
+    def restart(self, now_s: float) -> None:
         """The server is cold again."""
-        self._full_once = False
+        self._since_s = now_s
 
-    def note_full(self) -> None:
-        """As many requests are open as may be: from here on, one opens when one ends."""
-        self._full_once = True
-
-    def wait_s(self, now_s: float) -> float:
-        """Say how long the next request must wait; 0 means now."""
-        return 0.0 if self._full_once else max(0.0, self._free_at_s - now_s)
-
-    def opened(self, now_s: float) -> None:
-        """Count a request that was opened now."""
-        self._free_at_s = max(now_s, self._free_at_s) + 1.0 / self._per_s
+    def wait_s(self, now_s: float, *, open_requests: int) -> float:
+        """Say how long the next request must wait beside so many open ones; 0 means now."""
+        allowed_s = (open_requests - 1) / self._per_s
+        return max(0.0, self._since_s + allowed_s - now_s)
 
 
 class Throughput:

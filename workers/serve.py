@@ -57,8 +57,10 @@ class Server(Protocol):
     def context_length(self) -> int | None:
         """Tokens of prompt and answer together, None when the server does not say."""
 
-    async def generate(self, request: Request, deadline_s: float) -> ServerAnswer:
-        """Send a request; raises `AttemptError`."""
+    async def generate(
+        self, request: Request, deadline_s: float, *, fresh: bool = False
+    ) -> ServerAnswer:
+        """Send a request, if so told on a fresh connection; raises `AttemptError`."""
 
     async def alive(self) -> bool:
         """Ask for one token; True when it came."""
@@ -106,7 +108,7 @@ class Prompter:
         attempts, refusals = claim.attempts, 0
         while True:
             job.rid = request.rid
-            outcome = await self._attempt(request, timeout_s)
+            outcome = await self._attempt(request, timeout_s, fresh=job.alone)
             verdict = await self._settle(classify(request, outcome), outcome)
             job.rid = ""
             if verdict.kind is Kind.COMPLETED:
@@ -152,9 +154,11 @@ class Prompter:
             context_length=self._server.context_length,
         )
 
-    async def _attempt(self, request: Request, timeout_s: float) -> ServerAnswer | AttemptError:
+    async def _attempt(
+        self, request: Request, timeout_s: float, *, fresh: bool
+    ) -> ServerAnswer | AttemptError:
         try:
-            return await self._server.generate(request, timeout_s)
+            return await self._server.generate(request, timeout_s, fresh=fresh)
         except AttemptError as error:
             return error
 

@@ -110,12 +110,15 @@ class SGLangClient:
             await asyncio.wait(self._aborts)
         await self._transport.aclose()
 
-    async def generate(self, request: Request, deadline_s: float) -> ServerAnswer:
+    async def generate(
+        self, request: Request, deadline_s: float, *, fresh: bool = False
+    ) -> ServerAnswer:
         """Send a request and wait for its whole answer.
 
         Args:
             request: As `build_request` gives it.
             deadline_s: Seconds from now after which it is aborted.
+            fresh: On a connection of its own, so that a reset proves that the server died with it.
 
         Raises:
             ServerGoneError: Refused, reset, half an answer, no HTTP.
@@ -128,7 +131,9 @@ class SGLangClient:
         )
         try:
             async with limit:
-                answer = await self._transport.call("POST", request.path, request.content)
+                answer = await self._transport.call(
+                    "POST", request.path, request.content, fresh=fresh
+                )
         except TimeoutError:
             raise _too_late(deadline_s) from None
         finally:

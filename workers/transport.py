@@ -22,6 +22,7 @@ import socket
 import time
 from collections.abc import AsyncIterable
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import aiohttp
 import httpx
@@ -68,6 +69,12 @@ def _new_socket(address: AddrInfoType) -> socket.socket:
     return socket.socket(family, kind, protocol)
 
 
+class _Call(NamedTuple):
+    method: str
+    path: str
+    body: bytes
+
+
 class Transport:
     """The connections to one server; one for each server and event loop.
 
@@ -96,25 +103,33 @@ class Transport:
         }
         self._urls: dict[str, httpx.URL] = {}
         self._inner = AiohttpTransport(client=self._session, trust_env=False)
+        self._lone = AiohttpTransport(
+            client=lambda: self._session(force_close=True), trust_env=False
+        )
 
     async def aclose(self) -> None:
         """Close all connections; calls that are still open fail."""
         await self._inner.aclose()
+        await self._lone.aclose()
 
-    async def call(self, method: str, path: str, body: bytes = b"") -> ServerAnswer:
+    async def call(
+        self, method: str, path: str, body: bytes = b"", *, fresh: bool = False
+    ) -> ServerAnswer:
         """Make one call, without a time limit.
 
         Args:
             method: GET or POST.
             path: Absolute, below the server's URL, with its query.
             body: JSON.
+            fresh: On a connection of its own, so that a reset proves that the server died with it.
 
         Raises:
             ServerGoneError: Refused, reset, half an answer, no HTTP.
             AnswerTooLargeError: The body exceeds `MAX_ANSWER_BYTES`.
         """
         began = time.monotonic()
-        response = await self._send(method, path, body)
+        inner = self._lone if fresh else self._inner
+        response = await self._send(inner, _Call(method, path, body))
         received = await self._read(response)
         return ServerAnswer(
             status=response.status_code,
@@ -123,10 +138,12 @@ class Transport:
             headers={} if response.status_code == _OK else _lowered(response.headers),
         )
 
-    def _session(self) -> aiohttp.ClientSession:
+    def _session(self, *, force_close: bool = False) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
             limit=0,
-            keepalive_timeout=KEEPALIVE_EXPIRY_S,
+            force_close=force_close,
+            # aiohttp refuses a keep-alive time for connections that are not kept.
+            keepalive_timeout=None if force_close else KEEPALIVE_EXPIRY_S,
             ssl=httpx.create_ssl_context(trust_env=False) if self._url.scheme == "https" else True,
             socket_factory=_new_socket,
         )
@@ -136,25 +153,27 @@ class Transport:
             skip_auto_headers=("Accept", "User-Agent"),
         )
 
-    async def _send(self, method: str, path: str, body: bytes) -> httpx.Response:
+    async def _send(self, inner: AiohttpTransport, call: _Call) -> httpx.Response:
         note = _Note()
         _note.set(note)
         began = time.monotonic()
         try:
-            return await self._once(method, path, body)
+            return await self._once(inner, call)
         except _BROKEN as error:
             if note.fresh or time.monotonic() - began > STALE_WINDOW_S:
                 raise self._gone("gave no answer", error) from error
         try:
-            return await self._once(method, path, body)
+            return await self._once(inner, call)
         except _BROKEN as error:
-            raise self._gone("gave no answer", error) from error
+            # The server may have read the first one, and have died of it.
+            raise self._gone("gave no answer", error, reached=True) from error
 
-    async def _once(self, method: str, path: str, body: bytes) -> httpx.Response:
+    async def _once(self, inner: AiohttpTransport, call: _Call) -> httpx.Response:
+        method, path, body = call
         url = self._urls.get(path)
         if url is None:
             url = self._urls[path] = httpx.URL(self.url + path)
-        return await self._inner.handle_async_request(
+        return await inner.handle_async_request(
             httpx.Request(
                 method, url, headers=self._headers, content=body, extensions=self._extensions
             )
@@ -177,12 +196,14 @@ class Transport:
         finally:
             await response.aclose()
 
-    def _gone(self, what: str, error: BaseException) -> ServerGoneError:
+    def _gone(
+        self, what: str, error: BaseException, *, reached: bool = False
+    ) -> ServerGoneError:
         # The type alone: a parser's message may quote the answer.
         cause = error.__cause__ or error
         return ServerGoneError(
             f"the server at {self.url} {what} ({type(cause).__name__})",
-            reached=not isinstance(cause, _UNREACHED),
+            reached=reached or not isinstance(cause, _UNREACHED),
         )
 
 

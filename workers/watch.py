@@ -86,13 +86,15 @@ class ServerWatch:
         """Tokens of prompt and answer together, None when the server does not say."""
         return self.identity.context_length if self.identity else None
 
-    async def generate(self, request: Request, deadline_s: float) -> ServerAnswer:
-        """Send a request; an answer of any kind is progress."""
+    async def generate(
+        self, request: Request, deadline_s: float, *, fresh: bool = False
+    ) -> ServerAnswer:
+        """Send a request (see `SGLangClient.generate`); an answer of any kind is progress."""
         if not self._open:
             self._moved_at_s = time.monotonic()
         self._open += 1
         try:
-            answer = await self._client.generate(request, deadline_s)
+            answer = await self._client.generate(request, deadline_s, fresh=fresh)
         finally:
             self._open -= 1
         self._moved_at_s = time.monotonic()

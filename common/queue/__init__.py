@@ -1,9 +1,9 @@
 """The queue: RQ's keys, the ledger, leases and slots, and every Lua script that touches them.
 
 This is the only package that knows RQ's own keys. A prompt is one lean RQ job, so RQ's tools see
-depth, executing and failed as they are, but what is done is decided by the ledger alone, and a lease
-is our own key: RQ's started registry is only filled for RQ's tools, scored so that no reader of it
-ever finds anything expired.
+depth, executing and failed as they are, but what is done is decided by the ledger alone, and a
+lease is our own key: RQ's started registry is only filled for RQ's tools, scored so that no reader
+of it ever finds anything expired.
 
     Runs      what runs there are: create, state, counters, producers, pause
     Ledger    one run from the producer's side: lookup, add, audit

@@ -4,9 +4,8 @@
     lost lists  a stock worker took it, RQ failed it, its list entry is gone: listed again
     lost body   `rq empty`, `Job.delete`: named in the report; `common.restore` brings it back
 
-The look is one cheap script; only when it finds fewer jobs than unfinished prompts is the ledger gone
-through, slice by slice, which costs Redis about a microsecond a key. Everything may be repeated, and
-done by several processes at once.
+The look is one cheap script; only when it finds fewer jobs than unfinished prompts is the ledger
+gone through, slice by slice. Everything may be repeated, and done by several processes at once.
 """
 
 from datetime import UTC, datetime
@@ -61,6 +60,12 @@ class _Look(msgspec.Struct, frozen=True):
     looked_at: int
     left: int
     to_end: list[Claim]
+
+    @classmethod
+    def read(cls, reply: list[Any]) -> "_Look":
+        unfinished, listed, leased, parked, looked_at, left = (int(n) for n in reply[1:7])
+        to_end = [read_claim(item) for item in reply[7:]]
+        return cls(unfinished, listed, leased, parked, looked_at, left, to_end)
 
 
 def audit_run(client: "redis.Redis", record: RunRecord, *, every_ms: int = 0) -> AuditReport:
@@ -118,4 +123,4 @@ def _look(
         )
     if reply[0] == b"recent":
         return None
-    return _Look(*(int(number) for number in reply[1:7]), [read_claim(i) for i in reply[7:]])
+    return _Look.read(reply)

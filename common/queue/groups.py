@@ -55,7 +55,7 @@ class Groups:
         )
 
     def _now_ms(self) -> int:
-        seconds, micros = cast("tuple[int, int]", self._client.time())
+        seconds, micros = self._client.time()
         return seconds * 1000 + micros // 1000
 
     @contextlib.contextmanager

@@ -1,20 +1,22 @@
 """The worker side of the queue: claim, finish, renew, give back, charge, reap, slots.
 
-One `Jobs` belongs to one process, which its epoch names. Every call is one script, atomic in Redis,
-and safe to repeat when its answer was lost.
+One `Jobs` belongs to one process, which its epoch names. Every call is one script, atomic in
+Redis, and safe to repeat when its answer was lost.
 """
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-import redis
 
 from common import connect, names
 from common.models import Claim, Outcome, Result
 from common.queue.records import ClaimReply, SlotReply
 from common.queue.scripts import call
+
+if TYPE_CHECKING:
+    import redis
 
 LEASE_MS = 60_000
 """How long a job may be silent before it goes back; renewed at least every 15 s."""
@@ -62,7 +64,7 @@ class Jobs:
         self.group = group
         self.server = server
 
-    def claim(
+    def claim(  # noqa: PLR0913 - one member a condition of the claim
         self,
         count: int,
         *,
@@ -80,6 +82,7 @@ class Jobs:
             stream_mark_bytes: No claims while the result streams hold more.
             worker_name: RQ's name of this worker, for its tools.
             alone: This process holds nothing: it may get one suspect of server deaths to try.
+            lease_ms: How long they are leased.
         """
         reply = self._call(
             "claim",
@@ -100,8 +103,8 @@ class Jobs:
         """End prompts; the first finisher of a (key, try) wins, whoever holds the lease.
 
         Returns:
-            One word a result: ok, duplicate, repeated, changed, unknown, untaught or forgotten.
-            After unknown and untaught the caller keeps the result and claims nothing.
+            One word a result: ok, duplicate, repeated, changed, unknown, untaught or forgotten;
+            after unknown and untaught the caller keeps the result and claims nothing.
 
         Raises:
             RedisFullError: Nothing was written; keep the results and call again.
@@ -155,7 +158,8 @@ class Jobs:
         """Charge an attempt to a job that is still held.
 
         Args:
-            run, key: Whose.
+            run: Of which run.
+            key: Whose, 16 bytes.
             reason: One word.
             before: Attempts that the caller knows of; with it the call may be repeated.
 
@@ -166,17 +170,19 @@ class Jobs:
         client = self._once if before is None else self._client
         return int(self._call("charge", self.epoch, run, key, reason, known, client=client))
 
-    def reap(self, *, dead_epoch: str = "", lease_ms: int = LEASE_MS) -> tuple[int, int, list[Claim]]:
+    def reap(
+        self, *, dead_epoch: str = "", lease_ms: int = LEASE_MS
+    ) -> tuple[int, int, list[Claim]]:
         """End leases that have run out, or all of a process that is known to be dead.
 
         Returns:
-            How many jobs went back, how many were parked, and those that were lost again while they
-            were tried alone: leased to this process, which ends them as `poison_worker`.
+            How many jobs went back, how many were parked, and those that were lost again while
+            they were tried alone: leased to this process, which ends them as `poison_worker`.
         """
         reply = self._call("reap", dead_epoch, REAP_LIMIT, MOST_LOST, self.epoch, lease_ms)
         return int(reply[0]), int(reply[1]), [read_claim(item) for item in reply[2:]]
 
-    def take_slots(
+    def take_slots(  # noqa: PLR0913 - all that a holder says of itself
         self,
         wanted: int,
         *,
@@ -193,9 +199,11 @@ class Jobs:
             wanted: Requests that this process wants to hold open at most.
             bound: The most that all processes together may hold open at this server.
             rid_prefix: What the ids of its requests begin with.
-            about: Host, pid and start time, and `holds` first when it held slots before.
+            about: Host, pid and start time; first of all `holds`, the slots that this process holds
+                by its own clock: what it declares to a Redis that has forgotten it.
             settled: Epoch of an expired holder whose requests the caller has aborted.
             quiet: The server itself says that nothing is open there.
+            ttl_ms: How long they are held without renewing.
         """
         reply = self._call(
             "slots",
@@ -221,7 +229,7 @@ class Jobs:
     def holders(self) -> dict[str, "Holder"]:
         """Read who holds slots of this server: epoch -> what it said of itself."""
         with self._errors():
-            raw = self._client.hgetall(names.slots(self.server))
+            raw = cast("dict[bytes, bytes]", self._client.hgetall(names.slots(self.server)))
         return {
             epoch.decode(): msgspec.json.decode(value, type=Holder)
             for epoch, value in raw.items()

@@ -2,15 +2,16 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
-
-import redis
+from typing import TYPE_CHECKING, Any, cast
 
 from common import connect, names
 from common.errors import StateLostError
 from common.models import Params, RunRecord
 from common.queue.records import AddReply, LedgerEntry
 from common.queue.scripts import call
+
+if TYPE_CHECKING:
+    import redis
 
 CALL_ROWS = 1_000
 """Prompts a call: a millisecond-scale script, so other clients never wait long."""
@@ -74,8 +75,8 @@ class Ledger:
             )
         if reply[0] == b"unknown":
             raise StateLostError(
-                f"run {self._record.run!r} has gone from Redis at {self._where}, or was made anew: "
-                "call this again"
+                f"run {self._record.run!r} has gone from Redis at {self._where}, or was made "
+                "anew: call this again"
             )
         numbers = [int(number) for number in reply[1:9]]
         return AddReply(
@@ -124,7 +125,7 @@ class Ledger:
 
 
 def request_timeout_s(params: Params) -> float:
-    """Give the time limit of one attempt: as asked, else by max_tokens at 5 tokens/s, at least 600."""
+    """Give the limit of one attempt: as asked, else by max_tokens at 5 tokens/s, at least 600."""
     if params.request_timeout_s is not None:
         return params.request_timeout_s
     tokens = params.max_tokens if isinstance(params.max_tokens, int) else 32_768

@@ -1,17 +1,19 @@
-"""The runs that this Redis knows: creation, state, producers, pause. Sync, one call a round trip."""
+"""The runs that this Redis knows: creation, state, producers, pause. One call a round trip."""
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-import redis
 
 from common import connect, names
 from common.errors import ConflictError, StateLostError
 from common.models import Counts, RunRecord
 from common.queue.records import RunState
 from common.queue.scripts import call
+
+if TYPE_CHECKING:
+    import redis
 
 _FIXED = ("params", "output", "partitions")
 """What a later call may not change."""
@@ -66,7 +68,8 @@ class Runs:
     def names(self) -> list[str]:
         """List the runs in claim order."""
         with self._errors():
-            return [raw.decode() for raw in self._client.zrange(names.RUNS, 0, -1)]
+            found = cast("list[bytes]", self._client.zrange(names.RUNS, 0, -1))
+        return [raw.decode() for raw in found]
 
     def state(self, name: str) -> RunState | None:
         """Read all that Redis says of a run besides its counters; None when it is unknown."""
@@ -159,7 +162,7 @@ class Runs:
             )
 
     def _now_ms(self) -> int:
-        seconds, micros = cast("tuple[int, int]", self._client.time())
+        seconds, micros = self._client.time()
         return seconds * 1000 + micros // 1000
 
     @contextlib.contextmanager
@@ -176,14 +179,15 @@ def refuse_change(stored: RunRecord, asked: RunRecord) -> None:
         have, want = getattr(stored, field), getattr(asked, field)
         if have == want:
             continue
+        name = field
         if field == "params":
-            differs = [
+            name = next(
                 part
                 for part in type(have).__struct_fields__
                 if getattr(have, part) != getattr(want, part)
-            ]
-            field, have, want = differs[0], getattr(have, differs[0]), getattr(want, differs[0])
+            )
+            have, want = getattr(have, name), getattr(want, name)
         raise ConflictError(
-            f"run {stored.run!r} exists with {field} {have!r}, this call says {want!r}: give the "
+            f"run {stored.run!r} exists with {name} {have!r}, this call says {want!r}: give the "
             "same value, or another --run"
         )

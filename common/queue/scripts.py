@@ -3,18 +3,19 @@
 The prelude gives each script the name builders, so that Lua spells no key of its own, and the
 conversions between a key's 16 bytes, its job id in hex and its place in the ledger.
 
-A script runs as the function `main`: Redis 6.2 buries the code of a refused command in the text of an
-error of its own, and what refused a write must be told by its code.
+A script runs as the function `main`: Redis 6.2 buries the code of a refused command in the text of
+an error of its own, and what refused a write must be told by its code.
 """
 
 from functools import cache
 from importlib.resources import files
-from typing import Any
-
-import redis
-from redis.commands.core import Script
+from typing import TYPE_CHECKING, Any
 
 from common import names
+
+if TYPE_CHECKING:
+    import redis
+    from redis.commands.core import Script
 
 _BUILDERS = {
     "run_key": names.run,
@@ -62,7 +63,7 @@ def source(name: str) -> str:
     return "\n".join([*lines, prelude, "local function main()", body, "end", _RUN_MAIN])
 
 
-def script(client: "redis.Redis", name: str) -> Script:
+def script(client: "redis.Redis", name: str) -> "Script":
     """Give the callable script `name`; redis-py sends EVALSHA and loads it where it is missing."""
     return client.register_script(source(name))
 
@@ -72,7 +73,7 @@ def call(client: "redis.Redis", name: str, *args: Any) -> Any:
     return _prepared(client, name)(keys=[], args=args)
 
 
-def _prepared(client: "redis.Redis", name: str) -> Script:
+def _prepared(client: "redis.Redis", name: str) -> "Script":
     prepared: dict[str, Script] | None = getattr(client, "_headrace_scripts", None)
     if prepared is None:
         prepared = {}

@@ -1,8 +1,8 @@
 """The main job in two minutes, on this machine: `make demo`.
 
 Real parts throughout: a Valkey with its append-only file, two simulated SGLang servers on
-loopback, two worker groups, a sink, a directory as output. Half-way one worker group is killed with SIGKILL;
-at the end `producer verify` proves that nothing was lost or doubled.
+loopback, two worker groups, a sink, a directory as output. Half-way one worker group is killed
+with SIGKILL; at the end `producer verify` proves that nothing was lost or doubled.
 """
 
 import gzip
@@ -33,6 +33,8 @@ FIRST_PORT = 30_910
 BIN = Path(sys.executable).parent
 LIMIT_S = 150.0
 WIDTH = 90
+SHOW_EVERY_S = 5.0
+_shown_s = [0.0]
 
 Processes = list["subprocess.Popen[bytes]"]
 
@@ -86,9 +88,7 @@ def drive(started: Processes, redis_url: str, output: Path) -> int:
     client = connect.connect(redis_url)
     watch(client, lambda counts: counts.completed * 2 >= counts.total, started)
     victim = started[1]
-    say(
-        f"\n3. SIGKILL for the worker group of GPU 0 (process {victim.pid}), with requests in flight"
-    )
+    say(f"\n3. SIGKILL for the worker group of GPU 0 ({victim.pid}), with requests in flight")
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     call("rq", "info", "-u", redis_url, "--raw")
@@ -98,7 +98,7 @@ def drive(started: Processes, redis_url: str, output: Path) -> int:
     wait_for(output / "_SUCCESS", started)
     client.close()
 
-    say("\n\n4. Prove from the store alone that every prompt has exactly one record")
+    say("\n4. Prove from the store alone that every prompt has exactly one record")
     proven = call("producer", "verify", RUN, "--output", str(output))
     call("producer", "status", RUN, check=False)
     say("\n5. Two of the completions")
@@ -160,12 +160,23 @@ def watch(client: Redis, until: Callable[[Counts], bool], started: Processes) ->
     deadline_s = time.monotonic() + LIMIT_S
     while True:
         counts = Runs(client).counts(RUN)
-        line = describe(counts)
-        print(f"\r   {line}", end="", flush=True)
-        if until(counts):
+        ended = until(counts)
+        show(describe(counts), last=ended)
+        if ended:
             return
         check_alive(started, deadline_s)
         time.sleep(0.2)
+
+
+def show(line: str, *, last: bool) -> None:
+    """Show progress on one line of a terminal; elsewhere a line every few seconds."""
+    if sys.stdout.isatty():
+        print(f"\r   {line}", end="\n" if last else "", flush=True)
+        return
+    now_s = time.monotonic()
+    if last or now_s - _shown_s[0] >= SHOW_EVERY_S:
+        _shown_s[0] = now_s
+        say(f"   {line}")
 
 
 def describe(counts: Counts) -> str:
@@ -174,7 +185,8 @@ def describe(counts: Counts) -> str:
     filled = width * counts.completed // max(counts.total, 1)
     bar = "█" * filled + "░" * (width - filled)
     return (
-        f"{bar} {counts.completed:5d} of {counts.total} completed, {counts.in_flight:3d} in flight, "
+        f"{bar} {counts.completed:5d} of {counts.total} completed, "
+        f"{counts.in_flight:3d} in flight, "
         f"{counts.queued:5d} queued "
     )
 

@@ -171,7 +171,7 @@ def test_lost_bodies_are_restored_from_the_accepted_prompts(
     take(world.jobs, 10, bound=10, quiet=True)
     world.jobs.claim(5, stream_mark_bytes=1 << 40)
     world.finish([0, 1])
-    lost = [n for n in range(5, 30)]
+    lost = range(5, 30)
     client.delete(*(names.rq_job(world.key(n).hex()) for n in lost), names.rq_queue("demo"))
 
     report = audit_and_restore(client, store, world.record)
@@ -201,9 +201,7 @@ def test_a_restore_by_two_at_once_lists_each_prompt_once(
     client: "redis.Redis", store: ObjectStore
 ) -> None:
     world = World(client, store, prompts=10)
-    client.delete(
-        *(names.rq_job(world.key(n).hex()) for n in range(10)), names.rq_queue("demo")
-    )
+    client.delete(*(names.rq_job(world.key(n).hex()) for n in range(10)), names.rq_queue("demo"))
 
     audit_and_restore(client, store, world.record)
     again = audit_and_restore(client, store, world.record)

@@ -1,4 +1,4 @@
-"""Adding prompts: each at most once, whatever is repeated, retried, replaced or removed by hand."""
+"""Adding prompts: each at most once, whatever is repeated, retried, replaced or removed."""
 
 from collections.abc import Iterator
 

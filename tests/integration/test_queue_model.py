@@ -1,7 +1,8 @@
-"""Random walks over the queue's calls: after every step the counters add up and the model agrees."""
+"""Random walks over the queue's calls: the counters add up after every step."""
 
 from collections.abc import Iterator
 from functools import partial
+from typing import cast
 
 import pytest
 import redis
@@ -124,7 +125,9 @@ class Walk(RuleBasedStateMachine):
     @rule(epoch=PROCESSES, number=NUMBERS)
     def charge(self, epoch: str, number: int) -> None:
         if number in self.memory[epoch]:
-            charged = self.processes[epoch].charge(self.world.run, self.world.key(number), "timeout")
+            charged = self.processes[epoch].charge(
+                self.world.run, self.world.key(number), "timeout"
+            )
             assert (charged > 0) == (self.holders.get(number) == epoch)
 
     @rule(epoch=PROCESSES)
@@ -163,8 +166,8 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def empty(self) -> None:
-        for job_id in self.client.lrange(names.rq_queue(self.world.run), 0, -1):
-            self.client.delete(names.rq_job(job_id.decode()))
+        for number in self.world.listed():
+            self.client.delete(names.rq_job(self.world.hex(number)))
         self.client.delete(names.rq_queue(self.world.run))
 
     @rule(number=NUMBERS)
@@ -212,7 +215,9 @@ class Walk(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         letters = {"completed": "c", "failed": "f", "cancelled": "x"}
-        assert sorted(self.world.entries()) == sorted((n, letters[o], t) for n, o, t in self.records)
+        assert sorted(self.world.entries()) == sorted(
+            (n, letters[o], t) for n, o, t in self.records
+        )
         assert len({(n, t) for n, _, t in self.records}) == len(self.records)
 
     @override
@@ -247,7 +252,7 @@ def test_whatever_is_called_in_whatever_order_the_counters_add_up_and_nothing_is
     client: "redis.Redis",
 ) -> None:
     run_state_machine_as_test(
-        partial(Walk, client),
+        cast("type[RuleBasedStateMachine]", partial(Walk, client)),
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=25,

@@ -41,7 +41,9 @@ def test_processes_of_one_group_share_the_bound(client: "redis.Redis") -> None:
 
     assert granted == [40, 32, 0]
     assert {epoch: holder.slots for epoch, holder in first.holders().items()} == {
-        **{"e1": 40, "e2": 32, "e3": 0},
+        "e1": 40,
+        "e2": 32,
+        "e3": 0,
     }
 
 

@@ -59,9 +59,9 @@ def world(redis_client: "redis.Redis") -> Iterator[QueueWorld]:
     world.claim(jobs, 2)
     world.finish(jobs, [0], "failed")
     worker = SlotWorker(["demo"], name="gpu0@test-1", connection=redis_client)
-    worker.register_birth()
+    worker.register_birth()  # type: ignore[no-untyped-call]
     yield world
-    worker.register_death()
+    worker.register_death()  # type: ignore[no-untyped-call]
 
 
 def test_it_lists_queue_jobs_and_workers(world: QueueWorld, dashboard: Dashboard) -> None:

@@ -1,4 +1,4 @@
-"""RQ's own tools, of both versions that are promised, are right about our queue and harmless to it."""
+"""RQ's own tools, of both promised versions, are right about our queue and harmless to it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,9 +32,9 @@ def world(redis_client: "redis.Redis") -> QueueWorld:
 def group(redis_client: "redis.Redis") -> Iterator[SlotWorker]:
     """A worker group as RQ knows it."""
     worker = SlotWorker(["demo"], name="gpu0@test-1", connection=redis_client)
-    worker.register_birth()
+    worker.register_birth()  # type: ignore[no-untyped-call]
     yield worker
-    worker.register_death()
+    worker.register_death()  # type: ignore[no-untyped-call]
 
 
 def everything(client: "redis.Redis") -> dict[bytes, tuple[object, bool]]:
@@ -65,10 +65,10 @@ def test_rq_info_shows_depth_executing_failed_and_workers(
     assert "words" not in shown
 
 
+@pytest.mark.usefixtures("group")
 def test_polling_rq_info_changes_nothing_not_even_with_a_lease_long_run_out(
     tools: RqTools,
     world: QueueWorld,
-    group: SlotWorker,
     redis_client: "redis.Redis",
     tmp_path: Path,
 ) -> None:
@@ -177,7 +177,12 @@ def test_a_job_cancelled_while_queued_ends_as_cancelled_with_a_row_of_its_own(
     [(_, fields)] = cast("list[tuple[bytes, dict[bytes, bytes]]]", redis_client.xrange(
         names.results("demo", 0)))  # fmt: skip
     row = msgspec.json.decode(fields[b"r"], type=FailureRow)
-    assert (row.outcome, row.reason, row.key, row.line) == ("cancelled", "cancelled", world.hex(3), 4)
+    assert (row.outcome, row.reason, row.key, row.line) == (
+        "cancelled",
+        "cancelled",
+        world.hex(3),
+        4,
+    )
     assert bytes(row.id) == b"3"
     assert bytes(row.request) == world.item(3)[2]
     assert audit_run(redis_client, world.record).cancelled == 0
@@ -336,9 +341,7 @@ def test_a_job_that_a_stock_worker_died_with_is_listed_again(
 # --- What RQ shows -------------------------------------------------------------------------------
 
 
-def test_no_tool_of_rq_shows_a_word_of_a_prompt(
-    tools: RqTools, world: QueueWorld, redis_client: "redis.Redis"
-) -> None:
+def test_no_tool_of_rq_shows_a_word_of_a_prompt(tools: RqTools, world: QueueWorld) -> None:
     jobs = world.jobs("e1")
     world.claim(jobs, 2)
     world.finish(jobs, [0], "failed")

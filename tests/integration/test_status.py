@@ -1,7 +1,7 @@
 """`producer status`, `watch`, `runs` and `pause` on a real Redis, as a user runs them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from common.group_figures import GroupFigures
 from common.models import Counts
 from common.queue import Groups
 from common.store.directory import DirectoryStore
-from tests.support.finished_run import FinishedRun
 from tests.support.producer_cli import Ended, producer, running
 from tests.support.redis_server import RedisServer
 from tests.support.run_world import RUN, World
 from tests.support.server_process import wait_until
 from tests.support.sinks import drain, run_sink
+
+Ask = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -27,13 +28,13 @@ def world(redis_client: "redis.Redis", tmp_path: Path) -> World:
 
 
 @pytest.fixture
-def ask(valkey: RedisServer, tmp_path: Path) -> Iterator[Any]:
+def ask(valkey: RedisServer, tmp_path: Path) -> Ask:
     """Call a command with the address of the test's Redis."""
 
     def call(*arguments: str) -> Ended:
         return producer(*arguments, cwd=tmp_path, env={"HEADRACE_REDIS": valkey.tcp_url})
 
-    yield call
+    return call
 
 
 def say_ready(world: World, **own: Any) -> None:
@@ -41,7 +42,7 @@ def say_ready(world: World, **own: Any) -> None:
     Groups(world.client).publish(GroupFigures(**{**values, "state": "ready", **own}))
 
 
-def test_the_counts_add_up_and_the_word_fits(world: World, ask: Any) -> None:
+def test_the_counts_add_up_and_the_word_fits(world: World, ask: Ask) -> None:
     say_ready(world, in_flight=2, oldest_s=1.0)
     world.finish(range(3))
     world.finish([3], "failed")
@@ -58,7 +59,7 @@ def test_the_counts_add_up_and_the_word_fits(world: World, ask: Any) -> None:
     assert [group["group"] for group in told["worker_groups"]] == ["gpu0@h"]
 
 
-def test_people_get_a_page_with_the_same_figures(world: World, ask: Any) -> None:
+def test_people_get_a_page_with_the_same_figures(world: World, ask: Ask) -> None:
     say_ready(world, in_flight=2, bound=34, cap=32, running=2, queued=0, mamba_usage=0.61)
     world.finish(range(3))
 
@@ -71,7 +72,7 @@ def test_people_get_a_page_with_the_same_figures(world: World, ask: Any) -> None
 
 @pytest.mark.cases
 def test_b98_without_workers_it_waits_for_workers_and_nobody_knows_how_long(
-    world: World, ask: Any
+    world: World, ask: Ask
 ) -> None:
     world.finish(range(3))
 
@@ -83,7 +84,7 @@ def test_b98_without_workers_it_waits_for_workers_and_nobody_knows_how_long(
 
 
 @pytest.mark.cases
-def test_b63_jobs_that_somebody_deleted_do_not_harm_the_figures(world: World, ask: Any) -> None:
+def test_b63_jobs_that_somebody_deleted_do_not_harm_the_figures(world: World, ask: Ask) -> None:
     for number in range(5):
         world.client.delete(names.rq_job(world.key(number).hex()))
 
@@ -99,7 +100,7 @@ def test_b63_jobs_that_somebody_deleted_do_not_harm_the_figures(world: World, as
 )
 @pytest.mark.cases
 def test_b90_what_has_failed_is_never_called_done(  # noqa: PLR0913
-    world: World, ask: Any, *, completed: int, failed: int, status: str, code: int
+    world: World, ask: Ask, *, completed: int, failed: int, status: str, code: int
 ) -> None:
     world.finish(range(completed))
     world.finish(range(completed, completed + failed), "failed")
@@ -117,7 +118,7 @@ def test_b90_what_has_failed_is_never_called_done(  # noqa: PLR0913
 
 
 def test_a_run_that_is_open_is_not_done(
-    redis_client: "redis.Redis", tmp_path: Path, ask: Any
+    redis_client: "redis.Redis", tmp_path: Path, ask: Ask
 ) -> None:
     world = World(redis_client, DirectoryStore(tmp_path / "out"), prompts=2, sealed=False)
     world.finish(range(2))
@@ -125,7 +126,8 @@ def test_a_run_that_is_open_is_not_done(
     assert ask("status", RUN, "--json").told["status"] == "open"
 
 
-def test_a_pause_is_shown_with_its_reason_until_it_is_lifted(world: World, ask: Any) -> None:
+@pytest.mark.usefixtures("world")
+def test_a_pause_is_shown_with_its_reason_until_it_is_lifted(ask: Ask) -> None:
     assert ask("pause", RUN, "--reason", "another model comes").code == 0
 
     told = ask("status", RUN, "--json").told
@@ -135,7 +137,7 @@ def test_a_pause_is_shown_with_its_reason_until_it_is_lifted(world: World, ask: 
     assert ask("pause", "nobody").code == 4
 
 
-def test_why_nothing_is_stored_is_shown_and_ends_with_4(world: World, ask: Any) -> None:
+def test_why_nothing_is_stored_is_shown_and_ends_with_4(world: World, ask: Ask) -> None:
     world.finish(range(3))
     world.client.hset(names.sink(RUN, 0), "error", "PutObject denied in bucket b")
 
@@ -145,7 +147,7 @@ def test_why_nothing_is_stored_is_shown_and_ends_with_4(world: World, ask: Any) 
     assert "PutObject denied in bucket b" in ended.told["warnings"]
 
 
-def test_full_streams_are_shown(world: World, ask: Any, valkey: RedisServer) -> None:
+def test_full_streams_are_shown(world: World, ask: Ask) -> None:
     say_ready(world)
     world.client.config_set("maxmemory", str(64 << 20))
     world.client.hset(names.counts(RUN), "stream_bytes", 17 << 20)
@@ -158,7 +160,8 @@ def test_full_streams_are_shown(world: World, ask: Any, valkey: RedisServer) -> 
 # --- What Redis has lost -------------------------------------------------------------------------
 
 
-def test_a_run_that_nobody_knows_says_what_to_do(world: World, ask: Any) -> None:
+@pytest.mark.usefixtures("world")
+def test_a_run_that_nobody_knows_says_what_to_do(ask: Ask) -> None:
     ended = ask("status", "nobody", "--json")
 
     assert ended.code == 4
@@ -169,10 +172,10 @@ def test_a_run_that_nobody_knows_says_what_to_do(world: World, ask: Any) -> None
 
 @pytest.mark.cases
 def test_b68_a_redis_that_came_back_empty_has_lost_the_run(
-    world: World, ask: Any, redis_client: "redis.Redis"
+    world: World, ask: Ask, redis_client: "redis.Redis"
 ) -> None:
     world.finish(range(3))
-    run_sink(world, rows=3).step(flush=True)
+    run_sink(world, rows=3).step()
     redis_client.flushall()
 
     ended = ask("status", RUN, "--json", "--output", world.store.url)
@@ -185,7 +188,7 @@ def test_b68_a_redis_that_came_back_empty_has_lost_the_run(
 
 
 def test_what_a_sink_noted_here_leads_to_the_store(
-    world: World, ask: Any, redis_client: "redis.Redis", tmp_path: Path
+    world: World, ask: Ask, redis_client: "redis.Redis", tmp_path: Path
 ) -> None:
     note = tmp_path / ".headrace" / RUN / names.PROGRESS
     note.parent.mkdir(parents=True)
@@ -196,13 +199,12 @@ def test_what_a_sink_noted_here_leads_to_the_store(
     assert ask("verify", RUN, "--json").told["total"] == 10
 
 
-def test_a_store_that_knows_more_than_a_rewound_redis_is_told(world: World, ask: Any) -> None:
-    FinishedRun.commit  # noqa: B018 - the world's rows would do too
+def test_a_store_that_knows_more_than_a_rewound_redis_is_told(world: World, ask: Ask) -> None:
     world.finish(range(4))
     before = world.client.dump(names.sink(RUN, 0))
-    drain_some = run_sink(world, rows=2)
-    drain_some.step()
-    drain_some.step()
+    sink = run_sink(world, rows=2)
+    sink.step()
+    sink.step()
     world.client.delete(names.sink(RUN, 0))
     if before:
         world.client.restore(names.sink(RUN, 0), 0, before)
@@ -215,7 +217,7 @@ def test_a_store_that_knows_more_than_a_rewound_redis_is_told(world: World, ask:
 
 
 def test_an_output_that_is_another_runs_is_refused(
-    world: World, ask: Any, redis_client: "redis.Redis"
+    world: World, ask: Ask, redis_client: "redis.Redis"
 ) -> None:
     redis_client.flushall()
 
@@ -234,7 +236,7 @@ def test_a_redis_that_is_away_ends_with_4(tmp_path: Path) -> None:
 # --- Several runs, and watching ------------------------------------------------------------------
 
 
-def test_without_a_name_all_runs_are_told(world: World, ask: Any) -> None:
+def test_without_a_name_all_runs_are_told(world: World, ask: Ask) -> None:
     assert ask("status", "--json").told["run"] == RUN
     assert ask("runs", "--json").told["runs"][0]["total"] == 10
     listed = ask("runs")

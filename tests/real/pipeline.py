@@ -145,6 +145,11 @@ class Pipeline:
         said = Groups(self.client).fresh()
         return max(said, key=lambda figures: figures.at_ms) if said else None
 
+    def said(self) -> tuple[str, int]:
+        """The state that the worker group last told, and how many requests it had open."""
+        figures = self.group()
+        return (figures.state, figures.in_flight) if figures else ("", 0)
+
     def watch_until(
         self, condition: Callable[[Counts], bool], what: str, limit_s: float = 300.0
     ) -> float:

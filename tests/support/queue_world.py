@@ -28,7 +28,7 @@ class QueueWorld:
         run, uid, bits, partitions, priority: As the run is made.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a test is about is named there
         self,
         client: "redis.Redis",
         *,
@@ -82,7 +82,12 @@ class QueueWorld:
         return self.key(number), fingerprint_of("chat", body), msgspec.json.encode(prompt)
 
     def add(
-        self, numbers: Iterable[int], *, text: str = SECRET, retry: bool = False, replace: bool = False
+        self,
+        numbers: Iterable[int],
+        *,
+        text: str = SECRET,
+        retry: bool = False,
+        replace: bool = False,
     ) -> AddReply:
         wanted = list(numbers)
         self.known.update({self.key(number): number for number in wanted})
@@ -148,7 +153,9 @@ class QueueWorld:
     # --- Time, by changing what Redis holds ------------------------------------------------------
 
     def expire_leases(self, numbers: Iterable[int]) -> None:
-        self.client.zadd(names.leases(self.run), {self.hex(number): 1 for number in numbers}, xx=True)
+        self.client.zadd(
+            names.leases(self.run), {self.hex(number): 1 for number in numbers}, xx=True
+        )
 
     # --- What is there ---------------------------------------------------------------------------
 
@@ -222,7 +229,7 @@ class QueueWorld:
         return {self.number(bytes.fromhex(job_id.decode())) for job_id in raw}
 
 
-def take(
+def take(  # noqa: PLR0913 - what a test is about is named there
     jobs: Jobs,
     wanted: int,
     *,

@@ -1,9 +1,9 @@
-"""A TCP proxy before Redis that can lose answers: what was asked is done, and nobody hears of it."""
+"""A TCP proxy before Redis that can lose answers: what was asked is done, nobody hears of it."""
 
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 
 class RedisProxy:
@@ -38,8 +38,8 @@ class RedisProxy:
         for thread in self._threads:
             thread.join(5)
 
-    def _spawn(self, target: object, *args: object) -> None:
-        thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
+    def _spawn(self, target: Callable[..., None], *args: socket.socket) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -49,19 +49,26 @@ class RedisProxy:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._target))
                 self._open |= {client, server}
-                self._spawn(self._pump, client, server, False)
-                self._spawn(self._pump, server, client, True)
+                self._spawn(self._ask, client, server)
+                self._spawn(self._answer, server, client)
 
-    def _pump(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:  # noqa: FBT001 - a thread's argument
+    def _ask(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                if is_answer and self.losing > 0:
+            while data := client.recv(65536):
+                server.sendall(data)
+        self._cut(client)
+        self._cut(server)
+
+    def _answer(self, server: socket.socket, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(65536):
+                if self.losing > 0:
                     self.losing -= 1
                     self.lost += 1
                     break
-                target.sendall(data)
-        self._cut(source)
-        self._cut(target)
+                client.sendall(data)
+        self._cut(server)
+        self._cut(client)
 
     def _cut(self, which: socket.socket) -> None:
         with contextlib.suppress(OSError):

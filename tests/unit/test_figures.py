@@ -385,7 +385,10 @@ def test_many_cut_off_answers_are_warned_of(truncated: int, warned: bool) -> Non
     [
         ("mamba pool", {"mamba_usage": 0.95, "queued": 3}),
         ("KV pool", {"kv_usage": 0.97}),
+        ("mamba pool", {"mamba_usage": 0.61, "running": 32, "cap": 32}),
+        ("server queue", {"queued": 3, "running": 32, "cap": 32}),
         ("server queue", {"queued": 3}),
+        ("prefill", {"queued": 3, "running": 8, "cap": 32}),
         ("client", {"occupancy": 0.5}),
         (None, {"occupancy": 0.99}),
     ],
