@@ -56,7 +56,7 @@ def locate(where: Where) -> tuple[RunRecord, ObjectStore]:
     try:
         record = _in_redis(where)
     except RedisUnusableError as error:
-        raise RedisUnusableError(f"{error}; or say with --output where the results are") from error
+        raise RedisUnusableError(f"{error} Without it: name the output, --output URL") from error
     if record is None:
         output, endpoint_url = local_output(where.run)
         if not output:

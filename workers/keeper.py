@@ -70,6 +70,7 @@ class Keeper:
         self._granted = 0
         self._deadline_s = 0.0
         self._renewed_since_s: float | None = None
+        self._renewed_s = float("-inf")
         self._pid = os.getpid()
         self._started = process_start(self._pid)
 
@@ -192,8 +193,11 @@ class Keeper:
         lease_ms = self._timing.lease_ms
         # Also with nothing held: it proves that Redis is there, for the reaper.
         words = await self._desk.ask(lambda: self._jobs.renew(held, lease_ms=lease_ms))
-        if self._renewed_since_s is None:
-            self._renewed_since_s = time.monotonic()
+        now_s = time.monotonic()
+        # A Redis that was frozen answers late, and without an error.
+        if self._renewed_since_s is None or now_s - self._renewed_s > self._timing.lease_s / 2:
+            self._renewed_since_s = now_s
+        self._renewed_s = now_s
         for key, word in zip(held, words, strict=True):
             if word in {"gone", "stolen"}:
                 self._endings.lose(key)

@@ -73,6 +73,7 @@ class WindDown:
         self._keeper = keeper
         self._showing = showing
         self._bell = bell
+        self._redis_until_s = 0.0
 
     async def run(self, claiming: "asyncio.Task[None]") -> None:
         """Wind down.
@@ -88,12 +89,13 @@ class WindDown:
             len(self._holdings.ready),
         )
         self._returns.add_ready()
-        await asyncio.wait([claiming], timeout=self._limit_s)
+        await asyncio.wait([claiming], timeout=self._options.timing.redis_limit_s)
         claiming.cancel()
         self._returns.add_ready()
         while self._busy() and time.monotonic() < deadline_s and not self._stop.hurried.is_set():
             await self._bell.wait(LOOK_S)
         await self._end_open()
+        self._redis_until_s = time.monotonic() + 2 * self._options.timing.redis_limit_s
         if not await self._returns.flush(self._limit_s):
             log.warning("%d jobs could not be given back", len(self._holdings.returning))
         if not await self._finisher.flush(self._limit_s):
@@ -107,7 +109,9 @@ class WindDown:
 
     @property
     def _limit_s(self) -> float:
-        return self._options.timing.redis_limit_s
+        """What the next call to Redis gets: of all that they get together, at most half."""
+        left_s = self._redis_until_s - time.monotonic()
+        return max(LOOK_S, min(left_s, self._options.timing.redis_limit_s))
 
     def _busy(self) -> bool:
         """Whether anything is worth waiting for: a request that runs, a result not recorded yet."""

@@ -45,7 +45,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lease_s: float = LEASE_MS / 1000
     publish_every_s: float = 3.0
     audit_every_s: float = 30.0
-    redis_limit_s: float = 3.0
+    redis_limit_s: float = 2.0
 
     @property
     def lease_ms(self) -> int:

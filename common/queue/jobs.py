@@ -108,8 +108,8 @@ class Jobs:
 
         Raises:
             RedisFullError: Nothing was written; keep the results and call again.
-            RedisUnusableError: Perhaps all was written and the answer lost: call again with results
-                that say `repeat`.
+            RedisUnusableError: Perhaps all was written and the answer lost: call again with
+                results that say `repeat`.
         """
         args: list[Any] = []
         for result in results:
@@ -199,8 +199,8 @@ class Jobs:
             wanted: Requests that this process wants to hold open at most.
             bound: The most that all processes together may hold open at this server.
             rid_prefix: What the ids of its requests begin with.
-            about: Host, pid and start time; first of all `holds`, the slots that this process holds
-                by its own clock: what it declares to a Redis that has forgotten it.
+            about: Host, pid and start time; first of all `holds`, the slots that this process
+                holds by its own clock: what it declares to a Redis that has forgotten it.
             settled: Epoch of an expired holder whose requests the caller has aborted.
             quiet: The server itself says that nothing is open there.
             ttl_ms: How long they are held without renewing.

@@ -1,4 +1,4 @@
-"""Worker groups that are killed, stopped, doubled, or left without Redis: what becomes of their jobs.
+"""Worker groups that are killed, stopped, doubled, or left without Redis, and their jobs.
 
 Real processes; the bound and the redo are judged by the simulated servers' log.
 """
@@ -45,7 +45,8 @@ RUN = "job"
 
 def test_a_group_started_again_takes_over_within_five_seconds(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "job.jsonl", 40)
-    with Fleet(tmp_path, latency="fixed:20", cap=8, known_rids_only=True) as fleet:
+    with Fleet(tmp_path, latency="0", cap=8, known_rids_only=True) as fleet:
+        fleet.simulator.control("no_answer", match="say ")
         fleet.enqueue(prompts)
         first = fleet.start_group(0, "--concurrency", "8")
         fleet.wait(lambda: open_now(fleet) == 8, "a full server")
@@ -65,7 +66,8 @@ def test_a_group_started_again_takes_over_within_five_seconds(tmp_path: Path) ->
         assert set(leased(fleet, RUN)) >= held
         assert sorted(members(fleet, "lost"))[-len(held) :] == [1] * len(held)
         assert members(fleet, "attempts") == [0] * 40
-        assert sum(holder.startswith(b"{") for holder in slot_holders(fleet)) == 1
+        assert len(slot_holders_of_processes(fleet)) == 1
+        fleet.processes["gpu0"].kill()
 
 
 def rids_ended(fleet: Fleet, rids: set[str]) -> bool:
@@ -100,19 +102,22 @@ def test_another_group_takes_the_jobs_of_a_dead_one_after_their_lease(tmp_path: 
 
 def test_nobody_reaps_before_its_own_renewals_held_for_a_lease(tmp_path: Path) -> None:
     # After an outage of Redis every lease has run out, and whoever lives renews first.
-    prompts = write_prompts(tmp_path / "job.jsonl", 8)
-    timing = {"lease_s": 4.0, "leases_every_s": 0.5, "reap_every_s": 0.2}
-    with Fleet(tmp_path, servers=2, latency="fixed:6", cap=4, env=timed(**timing)) as fleet:
+    prompts = write_prompts(tmp_path / "job.jsonl", 20)
+    timing = {"lease_s": 2.0, "leases_every_s": 0.3, "reap_every_s": 0.05}
+    with Fleet(tmp_path, servers=2, latency="fixed:6", cap=8, env=timed(**timing)) as fleet:
         fleet.enqueue(prompts)
-        fleet.start_group(0, "--concurrency", "4")
-        fleet.start_group(1, "--concurrency", "4")
-        fleet.wait(lambda: fleet.in_flight(RUN) == 8, "all to be leased")
+        fleet.start_group(0, "--concurrency", "8")
+        fleet.start_group(1, "--concurrency", "8")
+        fleet.wait(lambda: min(open_now(fleet, 0), open_now(fleet, 1)) == 8, "two full servers")
+        began_s = time.monotonic()
 
-        age_leases(fleet, RUN)
+        fleet.redis.freeze()
+        wait_until(lambda: time.monotonic() - began_s > 3, "an outage longer than a lease")
+        fleet.redis.thaw()
         fleet.start_sink("sink", *QUICK_SINK)
         counts = fleet.wait_done(RUN)
 
-        assert (counts.completed, fleet.prompt_requests()) == (8, 8)
+        assert (counts.completed, fleet.prompt_requests()) == (20, 20)
 
 
 def test_a_predecessor_whose_pid_belongs_to_another_process_now_is_dead(tmp_path: Path) -> None:
@@ -153,7 +158,7 @@ def test_a_live_process_of_the_same_name_keeps_its_slots(tmp_path: Path, where: 
         assert b"planted" in b"".join(slot_holders(fleet))
 
 
-def plant_holder(
+def plant_holder(  # noqa: PLR0913 - one parameter a fact
     fleet: Fleet, *, pid: int, started: str, group: str, host: str = "", slots: int = 4
 ) -> None:
     """Let a process that we make up hold slots of the first server, for as long as the test."""
@@ -212,7 +217,8 @@ def slot_holders_of_processes(fleet: Fleet) -> list[bytes]:
 
 def test_what_was_given_back_runs_elsewhere_at_once(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "job.jsonl", 30)
-    with Fleet(tmp_path, servers=2, latency="fixed:3", cap=8) as fleet:
+    with Fleet(tmp_path, servers=2, latency="0.1", cap=8) as fleet:
+        fleet.simulator.control("no_answer", 0, match="say ")
         fleet.enqueue(prompts)
         first = fleet.start_group(0, "--grace", "0")
         fleet.wait(lambda: open_now(fleet) > 0, "open requests")
@@ -229,7 +235,8 @@ def test_what_was_given_back_runs_elsewhere_at_once(tmp_path: Path) -> None:
 
 def test_a_second_sigterm_does_not_wait(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "job.jsonl", 20)
-    with Fleet(tmp_path, latency="fixed:60", cap=8) as fleet:
+    with Fleet(tmp_path, latency="0", cap=8) as fleet:
+        fleet.simulator.control("no_answer", match="say ")
         fleet.enqueue(prompts)
         process = fleet.start_group(0, "--grace", "50")
         fleet.wait(lambda: open_now(fleet) >= 8, "a full server")
@@ -303,7 +310,7 @@ def test_sigterm_while_redis_is_away_ends_quickly(tmp_path: Path, how: str) -> N
         wait_until(lambda: not process.alive(), "its end", 20)
         took_s = time.monotonic() - told_s
 
-        assert took_s < 14
+        assert took_s < 10
         assert exit_code(process) == 128 + signal.SIGTERM
         assert "Traceback" not in process.log.read_text()
         del fleet.processes["gpu0"]
@@ -439,16 +446,17 @@ def most_at_once(served: list) -> int:  # type: ignore[type-arg]
 
 def test_a_cold_server_is_filled_slowly(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "job.jsonl", 60)
-    with Fleet(tmp_path, latency="fixed:30", cap=30) as fleet:
+    with Fleet(tmp_path, latency="0", cap=30) as fleet:
+        fleet.simulator.control("no_answer", match="say ")
         fleet.enqueue(prompts)
         fleet.start_group(0, "--ramp", "8")
         fleet.wait(lambda: open_now(fleet) >= 24, "24 open requests")
 
-        begins = sorted(each.begin for each in of_prompts(fleet))
-        in_a_second = max(
-            sum(start <= begin < start + 1.0 for begin in begins) for start in begins
-        )
-        assert 6 <= in_a_second <= 9
+        begins = sorted(each.begin for each in of_prompts(fleet))[:24]
+        # Seen from the server, on a machine that may be slow now and then.
+        assert begins[-1] - begins[0] > 23 / 8 - 0.75
+        assert all(begins[i + 12] - begins[i] > 0.75 for i in range(len(begins) - 12))
+        fleet.processes["gpu0"].kill()
 
 
 # --- Redis ---------------------------------------------------------------------------------------
@@ -630,7 +638,7 @@ def test_a_job_without_a_readable_body_fails_by_itself(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "job.jsonl", 10)
     with Fleet(tmp_path, latency="0.05", cap=4) as fleet:
         fleet.enqueue(prompts)
-        damaged = list(fleet.client.scan_iter(f"{names.RQ_JOB_STEM}*"))[0]
+        damaged = next(iter(fleet.client.scan_iter(f"{names.RQ_JOB_STEM}*")))
         fleet.client.hset(damaged, "request", b"\xff{no JSON")
         fleet.start_group()
         fleet.start_sink("sink", *QUICK_SINK)

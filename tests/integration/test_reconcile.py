@@ -46,7 +46,7 @@ POINTS = [
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
     """A Redis of the test's own, to rewind."""
-    with RedisServer("valkey", appendonly=True) as running:
+    with RedisServer("valkey", appendonly=True, appendfsync="always") as running:
         yield running
 
 

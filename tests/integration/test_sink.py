@@ -16,6 +16,7 @@ from tests.support.memory_store import MemoryStore
 from tests.support.redis_server import RedisServer
 from tests.support.run_world import RUN, World
 from tests.support.sinks import (
+    KilledError,
     drain,
     expire_lease,
     killed_at,
@@ -353,6 +354,49 @@ def test_a_batch_that_the_store_refuses_is_cut_until_the_poison_entry_is_alone(
     assert len(world.current()) == 30
     # 20 rows, then pieces of 2, then of 1: five tries each.
     assert refusals == 15
+    world.check_store()
+    world.check_counts()
+
+
+@pytest.mark.parametrize("point", ["sink.giving_up", "sink.void", "sink.set_aside", "sink.read"])
+def test_killed_while_a_poison_entry_is_set_aside_it_is_set_aside_once(
+    redis_client: "redis.Redis", point: str
+) -> None:
+    def fault(operation: str, name: str) -> str | None:
+        refuse = operation == "put_if_absent" and name.startswith("shards/")
+        return "refused" if refuse and b"poison" in b"".join(built) else None
+
+    built: list[bytes] = []
+    store = MemoryStore(fault=fault)
+    world = World(redis_client, store, prompts=4)
+    for number in range(4):
+        world.finish([number], text="poison" if number == 2 else "fine")
+
+    def note(reached: str) -> None:
+        intent = standing_intent(world)
+        if reached == "sink.built" and intent:
+            rows = redis_client.xrange(names.results(RUN, 0), intent.first, intent.last)
+            built[:] = [fields[b"r"] for _, fields in rows]
+        if reached == point and reached not in died:
+            died.add(reached)
+            raise KilledError(point)
+
+    died: set[str] = set()
+    sink = run_sink(world, rows=2)
+    with watching(note):
+        for _ in range(60):
+            try:
+                if sink.step() is Standing.FAILED:
+                    break
+            except StoreUnusableError:
+                continue
+            except KilledError:
+                expire_lease(world)
+                sink = run_sink(world, rows=2)
+
+    assert died
+    assert [n for n, r in world.current().items() if r.outcome == "failed"] == [2]
+    assert len(world.records()) == 4
     world.check_store()
     world.check_counts()
 

@@ -66,7 +66,7 @@ class SinkMachine(RuleBasedStateMachine):
         self.faults: list[str] = []
         self.stepping: set[int] = set()
         self.clients: list[redis.Redis] = []
-        self.server = RedisServer("valkey", appendonly=True).start()
+        self.server = RedisServer("valkey", appendonly=True, appendfsync="always").start()
         self.store = MemoryStore(conditional=self.conditional, fault=self._fault)
         self.world = World(
             self.server.client(), self.store, prompts=6, partitions=PARTITIONS, sealed=True

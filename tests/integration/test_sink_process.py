@@ -4,7 +4,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from common import catalog, names
 from common.store import open_store
 from tests.support.memory_store import MemoryStore
 from tests.support.redis_server import RedisServer
+from tests.support.rewind import rewind, save_point
 from tests.support.run_world import RUN, World
 from tests.support.s3 import S3Server
 from tests.support.s3_proxy import Fault, FaultProxy
@@ -102,6 +103,92 @@ def test_killed_at_any_step_each_key_is_stored_once_on_s3(
     assert len(world.records()) == 10
     world.check_store()
     world.check_counts()
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "reconcile.adopting",
+        "reconcile.closed",
+        "reconcile.taught",
+        "reconcile.dropped",
+        "reconcile.bodies",
+        "reconcile.inputs",
+        "reconcile.marked",
+    ],
+)
+def test_killed_in_a_reconcile_each_key_is_stored_once(tmp_path: Path, point: str) -> None:
+    with (
+        RedisServer("valkey", appendonly=True, appendfsync="always") as server,
+        closing(World(server.client(), open_store(str(tmp_path / "out")))) as world,
+    ):
+        world.finish([0])
+        kept = save_point(server)
+        world.finish([1, 2, 3])
+        world.finish([4], "failed")
+        with SinkProcess(server.url, tmp_path, *DONE, crash_at="sink.shards:2") as sink:
+            assert sink.wait() == STORED_THEN_KILLED
+        rewind(server, kept)
+        world.use(server.client())
+
+        with SinkProcess(server.url, tmp_path, *DONE, crash_at=point) as sink:
+            assert sink.wait() == STORED_THEN_KILLED
+        world.finish(range(10))
+        assert complete(world, server, tmp_path) in {0, 1}
+
+        assert len(world.current()) == 10
+        world.check_store()
+        world.check_counts()
+
+
+def test_a_store_that_is_away_is_waited_for_and_said_so_now_and_then(
+    redis_client: "redis.Redis",
+    valkey: RedisServer,
+    s3_servers: Callable[[str], S3Server],
+    tmp_path: Path,
+) -> None:
+    # Case B81: SlowDown for longer than boto3 itself tries.
+    server = s3_servers("moto")
+    store = server.store(server.new_bucket(), "runs/demo")
+    store.probe()
+    world = World(redis_client, store)
+    with FaultProxy(server.port) as proxy:
+        env = {**server.environment(), "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{proxy.port}"}
+        with SinkProcess(valkey.url, tmp_path, *DONE, env=env) as sink:
+            wait_until(lambda: "serving" in sink.text(), "a sink at work")
+            proxy.plan = lambda _: Fault(status=503, code="SlowDown")
+            world.finish(range(10))
+            wait_until(
+                lambda: bool(world.client.hget(names.sink(RUN, 0), "error")), "its complaint", 60
+            )
+            assert world.waiting() == 10
+            proxy.plan = lambda _: None
+            assert sink.wait(90) == 0
+            assert sink.text().count("nothing is lost") < 8
+
+    assert len(world.records()) == 10
+    assert world.client.hget(names.sink(RUN, 0), "error") is None
+    world.check_store()
+    world.check_counts()
+
+
+def test_redis_killed_under_a_sink_is_waited_for(tmp_path: Path) -> None:
+    with (
+        RedisServer("valkey", appendonly=True, appendfsync="always") as server,
+        closing(World(server.client(), open_store(str(tmp_path / "out")))) as world,
+    ):
+        with SinkProcess(server.url, tmp_path, *DONE) as sink:
+            wait_until(lambda: "serving" in sink.text(), "a sink at work")
+            server.kill()
+            wait_until(lambda: "waiting for Redis" in sink.text(), "that it says so")
+            server.start()
+            world.use(server.client())
+            world.finish(range(10))
+            assert sink.wait() == 0
+
+        assert len(world.records()) == 10
+        world.check_store()
+        world.check_counts()
 
 
 def test_sigterm_stores_what_waits_and_leaves_the_partition(

@@ -303,3 +303,23 @@ def test_the_snapshot_counts_are_of_one_instant(world: World) -> None:
     assert isinstance(read.counts, Counts)
     ended = read.counts.completed + read.counts.failed + read.counts.cancelled
     assert ended + read.counts.in_flight + read.counts.queued == read.counts.total
+
+
+def test_a_renewal_says_that_somebody_is_at_work_though_nothing_ends(world: World) -> None:
+    world.jobs.renew([(RUN, world.key(0))])
+
+    now_ms, per_bucket = world.runs.completions_per_bucket(RUN)
+
+    assert set(per_bucket.values()) == {0}
+    assert abs(next(iter(per_bucket)) - now_ms // 5_000) <= 1
+
+
+def test_signs_of_life_do_not_pile_up(world: World) -> None:
+    now = world.runs.completions_per_bucket(RUN)[0] // 5_000
+    world.client.hset(names.rate(RUN), mapping={str(now - back): 0 for back in range(1, 300)})
+
+    world.jobs.renew([(RUN, world.key(0))])
+
+    per_bucket = world.runs.completions_per_bucket(RUN)[1]
+    assert len(per_bucket) < 125
+    assert min(per_bucket) >= now - 121

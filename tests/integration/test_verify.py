@@ -11,8 +11,10 @@ import pytest
 from common import manifests, names
 from common.models import Manifest, Params, RunRecord
 from common.store.directory import DirectoryStore
+from common.store.frames import compress, decompress, digest_name
 from tests.support.finished_run import RUN, UID, WHEN, FinishedRun, Rows
 from tests.support.producer_cli import Ended, producer
+from tests.support.s3 import S3Server
 
 
 @pytest.fixture
@@ -138,6 +140,20 @@ def test_the_file_is_compared_as_well(store: DirectoryStore, tmp_path: Path) -> 
     assert {finding["id"] for finding in ended.told["findings"]} == {2, "new"}
 
 
+def test_a_run_in_a_bucket_is_proven_and_exported_likewise(moto: S3Server, tmp_path: Path) -> None:
+    bucket = moto.new_bucket()
+    run = FinishedRun(moto.store(bucket, "runs/demo"))
+    where = ("--output", f"s3://{bucket}/runs/demo", "--endpoint-url", moto.url)
+
+    assert producer("verify", RUN, *where, cwd=tmp_path).out.startswith("OK:")
+    assert producer("export", RUN, "--to", "a.jsonl", *where, cwd=tmp_path).code == 0
+    assert len((tmp_path / "a.jsonl").read_bytes().splitlines()) == 30
+
+    run.store.delete(names.manifest_object(0, 2))
+
+    assert producer("verify", RUN, *where, cwd=tmp_path).code == 1
+
+
 # --- A row dropped, doubled, altered -------------------------------------------------------------
 
 
@@ -254,6 +270,23 @@ def test_two_swapped_answers_are_named_though_all_hashes_were_mended(
     assert "it holds the answer of id" in verify(run).out
 
 
+def test_choices_that_are_not_the_end_of_their_conversation_are_found(
+    store: DirectoryStore,
+) -> None:
+    """Only the choices of two rows are swapped, and all hashes are mended."""
+    run = FinishedRun(store)
+
+    def swapped(rows: Rows) -> Rows:
+        first, second = row(rows, 0), row(rows, 1)
+        first["choices"], second["choices"] = second["choices"], first["choices"]
+        return [packed(first), packed(second), *rows[2:]]
+
+    run.tamper(2, "shard", swapped, mend=True)
+
+    assert kinds(run)["altered"] == 2
+    assert "does not end with its first choice" in verify(run).out
+
+
 def test_swapped_keys_are_found_though_all_hashes_were_mended(store: DirectoryStore) -> None:
     run = FinishedRun(store)
 
@@ -331,6 +364,26 @@ def test_changed_inputs_are_found(store: DirectoryStore) -> None:
 
     assert found["object"] == 1
     assert found["unknown"] == 1
+
+
+def test_an_accepted_text_that_was_changed_is_found_though_its_name_was_mended(
+    store: DirectoryStore,
+) -> None:
+    """Prompt and answer are changed alike; only the fingerprint still tells of the first text."""
+    run = FinishedRun(store)
+    [first, *_] = [found.name for found in store.list(names.INPUTS)]
+    rows = decompress(store.get(first) or b"").replace(b"prompt 3 ", b"prompt X ")
+    store.delete(first)
+    store.put(names.inputs_object(1, digest_name(rows)[1]), compress(rows))
+    seq = next(m.seq for m in run.manifests() if b"prompt 3 " in b"".join(run.rows(m.shard)))
+    changed = [r.replace(b"prompt 3 ", b"prompt X ") for r in run.rows(run.manifest(seq).shard)]
+    run.tamper(seq, "shard", lambda _: changed, mend=True)
+    run.succeed()
+
+    found = kinds(run)
+
+    assert (found["altered"], found["unknown"]) == (1, 1)
+    assert "its fingerprint is not that of its request" in verify(run).out
 
 
 @pytest.mark.parametrize("data", [b"no zstd", b"\x28\xb5\x2f\xfd"])

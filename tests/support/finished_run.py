@@ -58,6 +58,7 @@ class FinishedRun:
         leave_out: int = 0,
         endpoint: Endpoint = "chat",
     ) -> None:
+        store.probe()
         self.store = store
         self.endpoint = endpoint
         self.prompts = prompts

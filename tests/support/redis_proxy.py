@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 
@@ -11,14 +12,16 @@ class RedisProxy:
 
     Args:
         port: Of the Redis behind it, on loopback.
+        delay_s: How long each piece takes, either way.
 
     Attributes:
         losing: How many answers are still to be lost; each counts it down.
         lost: How many were.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, delay_s: float = 0.0) -> None:
         self._target = port
+        self._delay_s = delay_s
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -54,14 +57,16 @@ class RedisProxy:
 
     def _ask(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := client.recv(65536):
+            while data := client.recv(1 << 20):
+                time.sleep(self._delay_s)
                 server.sendall(data)
         self._cut(client)
         self._cut(server)
 
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := server.recv(65536):
+            while data := server.recv(1 << 20):
+                time.sleep(self._delay_s)
                 if self.losing > 0:
                     self.losing -= 1
                     self.lost += 1
@@ -78,9 +83,9 @@ class RedisProxy:
 
 
 @contextlib.contextmanager
-def redis_proxy(port: int) -> Iterator[RedisProxy]:
+def redis_proxy(port: int, *, delay_s: float = 0.0) -> Iterator[RedisProxy]:
     """Run a proxy for a while."""
-    proxy = RedisProxy(port)
+    proxy = RedisProxy(port, delay_s=delay_s)
     try:
         yield proxy
     finally:

@@ -7,7 +7,11 @@ from tests.support.redis_server import RedisServer
 
 
 def save_point(server: RedisServer, name: str = "point") -> Path:
-    """Keep what the server has written so far; it must be append-only. A wipe takes it too."""
+    """Keep what the server has answered so far. A wipe takes it too.
+
+    The server must be append-only with `appendfsync always`: under `everysec` it may answer up to
+    two seconds before it writes, while a sync is under way.
+    """
     client = server.client()
     client.ping()  # what was answered before is in the file by now
     client.close()
