@@ -21,7 +21,7 @@ def main(names: list[str]) -> int:
     """Run the named benchmarks, or all."""
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
-        print(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)  # noqa: T201
+        print(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
     console = Console(width=150)
     table = Table(

@@ -42,7 +42,7 @@ def _call(path: Path, server: RedisServer) -> tuple[float, float]:
     """Run the command; seconds and the peak of its memory in MB."""
     arguments = ["enqueue", str(path), "--output", str(path.parent / "out"), "--max-tokens", "64"]
     began_s = time.monotonic()
-    process = subprocess.Popen(  # noqa: S603 - our own command
+    process = subprocess.Popen(
         [sys.executable, "-m", "producer", *arguments, "--redis", server.url],
         stderr=subprocess.DEVNULL,
     )

@@ -24,7 +24,8 @@ def flow(*, prompts: int = 20_000, slots: int = 256) -> list[Row]:
         Row(
             "CPU a prompt, worker + Redis + sink, 50 ms mock, 256 in flight, 1.6 KB",
             f"{figures.cpu_ms:.2f} ms "
-            f"(worker {figures.worker_ms:.2f}, Redis {figures.redis_ms:.2f}, sink {figures.sink_ms:.2f})",
+            f"(worker {figures.worker_ms:.2f}, Redis {figures.redis_ms:.2f}, "
+            f"sink {figures.sink_ms:.2f})",
             verdict(met=figures.cpu_ms <= 0.5, asked="≤ 0.5 ms"),
         ),
         Row(
@@ -56,12 +57,12 @@ def zero(*, prompts: int = 20_000, slots: int = 64) -> list[Row]:
 
 
 def occupancy(*, prompts: int = 8_000, slots: int = 72) -> list[Row]:
-    """Slots in use at 72, lognormal latency of mean 200 ms, σ = 1, until the queue is empty."""
+    """Slots in use at 72, lognormal latency of mean 200 ms, sigma 1, until the queue is empty."""
     with fleet(latency="lognormal:0.2:1", cap=slots, answer_bytes=ANSWER_BYTES) as made:
         figures = Measured(made, prompts=prompts, slots=slots)
     return [
         Row(
-            "slot occupancy at 72, lognormal latency (200 ms, σ = 1), by the server's log",
+            "slot occupancy at 72, lognormal latency (200 ms, sigma 1), by the server's log",
             f"{figures.mean_open / slots:.3f}",
             verdict(met=figures.mean_open / slots >= 0.97, asked="≥ 0.97"),
         )

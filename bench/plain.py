@@ -88,4 +88,4 @@ if __name__ == "__main__":
         runner.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
     count = int(sys.argv[2])
     passed_s = time.perf_counter() - began_s
-    print(count / passed_s, (time.process_time() - cpu_s) * 1000 / count)  # noqa: T201
+    print(count / passed_s, (time.process_time() - cpu_s) * 1000 / count)

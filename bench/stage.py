@@ -62,7 +62,7 @@ def run_python(
     module: str, *args: str, env: dict[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
     """Start a module of ours in a process of its own, silent."""
-    return subprocess.Popen(  # noqa: S603 - our own modules
+    return subprocess.Popen(
         [sys.executable, "-m", module, *args],
         env={**os.environ, **(env or {})},
         stdin=subprocess.DEVNULL,

@@ -51,7 +51,7 @@ def _workers(server: RedisServer, processes: int) -> Iterator[list[int]]:
     command = [sys.executable, "-m", "rq.cli", "worker", "-q", "-u", server.url, QUEUE]
     command += ["-w", "rq.SimpleWorker", "-S", "rq.serializers.JSONSerializer"]
     started = [
-        subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.getcwd()})  # noqa: S603, PTH109
+        subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.getcwd()})  # noqa: PTH109
         for _ in range(processes)
     ]
     try:

@@ -81,7 +81,7 @@ def timing(*, unix: bool) -> dict[str, Any]:
 
 
 def without_retries(client: "redis.Redis") -> "redis.Redis":
-    """Make a client for the same Redis whose calls are sent once, and fail when the answer is lost.
+    """Make a client for the same Redis whose calls are sent once: a lost answer is an error.
 
     For calls whose repetition must say so: the caller repeats them itself.
     """

@@ -1,4 +1,4 @@
-"""Set up logs: people read them on stderr, one line a fact, never a prompt, an answer or a password."""
+"""Set up logs: on stderr, one line a fact, never a prompt, an answer or a password."""
 
 import logging
 import sys

@@ -18,7 +18,7 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
     headrace:run:RUN:leases      zset   job id -> deadline, ms of Redis TIME
     headrace:run:RUN:parked      zset   job id -> instant it was parked: suspects of server deaths
     headrace:run:RUN:results:PP  stream one completion, failure or cancellation an entry
-    headrace:run:RUN:sink:PP     hash   token, deadline_ms, seq (last closed), intent (JSON), tries,
+    headrace:run:RUN:sink:PP     hash   token, deadline_ms, seq (last closed), intent, tries,
                                         limit (most rows of a batch after one that failed) and
                                         until (the entry up to which that holds),
                                         error (why nothing is stored at present)
@@ -33,8 +33,8 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
 Ledger: one field a key. Bucket = the key's first `bits` bits, as lower-case hex without padding;
 field = the key without its first `bits // 8` bytes, so that bucket and field give the key back;
 value = fingerprint (8 bytes) + state (1 byte: q queued, d done, f failed, c cancelled) + try
-(decimal digits, nothing for the first). Buckets hold 32 to 64 keys at creation, and four times as many stay
-below `hash-max-listpack-entries` (512), where a key costs about 35 bytes.
+(decimal digits, nothing for the first). Buckets hold 32 to 64 keys at creation, and four times as
+many stay below `hash-max-listpack-entries` (512), where a key costs about 35 bytes.
 
 Store, below the run's output prefix (`NN-SEQ` = partition as 2 digits, sequence as 8):
 
@@ -89,7 +89,7 @@ def ledger_field(key: bytes, bits: int) -> bytes:
 
 
 def ledger_bits(prompts: int) -> int:
-    """Choose how many bits of a key name its bucket, for a run that begins with so many prompts."""
+    """Choose how many bits of a key name its bucket, for a run that begins with so many."""
     wanted = (max(prompts, 1) - 1) // KEYS_PER_BUCKET
     return min(max(LEAST_LEDGER_BITS, wanted.bit_length()), 28)
 
@@ -195,7 +195,7 @@ _PART = re.compile(
 
 
 def inputs_object(seq: int, digest: str) -> str:
-    """Name an object of accepted prompts; `digest` is the first 16 hex digits of its rows' sha256."""
+    """Name an object of accepted prompts; `digest` is 16 hex digits of its rows' sha256."""
     return f"{INPUTS}{seq:08d}-{digest}.jsonl.zst"
 
 
@@ -216,6 +216,6 @@ def manifest_object(partition: int, seq: int, digest: str | None = None) -> str:
 
 
 def parse_part(name: str) -> tuple[int, int] | None:
-    """Read (partition, sequence) back from the name of a batch's object; None if it is no such name."""
+    """Read (partition, sequence) back from the name of a batch's object; None for another."""
     match = _PART.fullmatch(name.rpartition("/")[2])
     return (int(match["partition"]), int(match["seq"])) if match else None

@@ -64,7 +64,7 @@ class Jobs:
         self.group = group
         self.server = server
 
-    def claim(  # noqa: PLR0913 - one member a condition of the claim
+    def claim(
         self,
         count: int,
         *,
@@ -182,7 +182,7 @@ class Jobs:
         reply = self._call("reap", dead_epoch, REAP_LIMIT, MOST_LOST, self.epoch, lease_ms)
         return int(reply[0]), int(reply[1]), [read_claim(item) for item in reply[2:]]
 
-    def take_slots(  # noqa: PLR0913 - all that a holder says of itself
+    def take_slots(
         self,
         wanted: int,
         *,

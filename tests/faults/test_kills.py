@@ -1,4 +1,4 @@
-"""20 SIGKILLs over worker groups, sink and enqueue, each while it holds work: nothing lost or doubled.
+"""20 SIGKILLs over worker groups, sink and enqueue, each while it holds work.
 
 Judged from the servers' side too: how many requests they saw, and how many were open at once.
 """
@@ -75,9 +75,7 @@ class Killer:
         fleet = self._fleet
         had = fleet.counts(RUN).total if RUN in fleet.runs.names() else 0
         more = self._dice.randrange(1, max(2, (PROMPTS - had) // 3))
-        process = fleet.spawn(
-            "enqueue", "producer", *fleet.enqueue_arguments(self._prompts)
-        )
+        process = fleet.spawn("enqueue", "producer", *fleet.enqueue_arguments(self._prompts))
         wait_until(
             lambda: RUN in fleet.runs.names() and fleet.counts(RUN).total >= had + more,
             "enqueue to queue some",
@@ -127,5 +125,6 @@ class Killer:
 
     def _start(self, name: str) -> ServerProcess:
         if name == "sink":
-            return self._fleet.start_sink("sink", "--batch-seconds", "1", "--first-batch-seconds", "1")
+            often = ("--batch-seconds", "1", "--first-batch-seconds", "1")
+            return self._fleet.start_sink("sink", *often)
         return self._fleet.start_group(int(name.removeprefix("gpu")), "--concurrency", str(BOUND))

@@ -77,7 +77,7 @@ class Fleet:
         if self._own_redis:
             self.redis.remove()
 
-    # --- commands ---------------------------------------------------------------------------------
+    # --- commands -------------------------------------------------------------------
 
     def producer(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a producer command to its end."""
@@ -125,7 +125,7 @@ class Fleet:
         state = str(self.folder / "state")
         return self.spawn(name, "workers", "sink", "--state-dir", state, *extra)
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- looking --------------------------------------------------------------------
 
     def counts(self, run: str) -> Counts:
         """The run's counters; they must add up at every reading."""
