@@ -65,7 +65,6 @@ def _measure(client: "redis.Redis", prompts: int) -> tuple[float, float]:
     Runs(client).create(record)
     ledger = Ledger(client, record)
     jobs = Jobs(client, epoch="bench", group="gpu0@bench", server="http://bench")
-    jobs.take_slots(STEP, bound=STEP, rid_prefix="b-", about={}, quiet=True)
     _turn(client, record, jobs, ledger, range(1))  # what the scripts and an empty stream cost
 
     before = _used_bytes(client)
@@ -90,7 +89,9 @@ def _turn(
 
 def _complete(client: "redis.Redis", record: RunRecord, jobs: Jobs, numbers: range) -> None:
     """Claim and finish prompts, and drop their entries as a sink that has stored them does."""
-    jobs.claim(len(numbers), stream_mark_bytes=1 << 40)
+    jobs.take_slots(STEP, bound=STEP, rid_prefix="b-", about={}, quiet=True)
+    if len(jobs.claim(len(numbers), stream_mark_bytes=1 << 40).claims) != len(numbers):
+        sys.exit("a claim gave fewer jobs than were queued")
     results = [
         Result(
             run=RUN,

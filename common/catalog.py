@@ -7,10 +7,12 @@ a key together, and a count of distinct keys needs all of them.
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -20,8 +22,13 @@ from common.models import InputRow, Manifest, PartFile, Record, Seal
 from common.reader import parse_key_line
 from common.store import ObjectStore
 from common.store.frames import decompress
+from common.store.parquet import SUFFIX, from_parquet
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 MEMORY_BYTES = 64 << 20
+AHEAD = 2
 HEX_KEY = 2 * names.KEY_BYTES
 
 # The members of an `InputRow` have fixed places, because the key and the fingerprint have a fixed
@@ -110,8 +117,30 @@ def matched(one: Bins, other: Bins) -> Iterator[tuple[list[bytes], list[bytes]]]
         yield one.lines(prefix), other.lines(prefix)
 
 
+def ahead(read: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
+    """Read items in order, the next two while the caller works on one.
+
+    Args:
+        read: Called in other threads; what it raises is raised here, at its item.
+        items: What to read.
+    """
+    with ThreadPoolExecutor(AHEAD, "catalog") as pool:
+        coming: deque[tuple[T, Future[R]]] = deque()
+        try:
+            for item in items:
+                coming.append((item, pool.submit(read, item)))
+                if len(coming) > AHEAD:
+                    first, future = coming.popleft()
+                    yield first, future.result()
+            while coming:
+                first, future = coming.popleft()
+                yield first, future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
 def fetch(store: ObjectStore, name: str) -> bytes:
-    """Read an object that must be there, decompressed.
+    """Read the rows of an object that must be there, whatever it is written as.
 
     Raises:
         StoreDamagedError: It is missing or damaged.
@@ -120,9 +149,19 @@ def fetch(store: ObjectStore, name: str) -> bytes:
     if data is None:
         raise StoreDamagedError(f"{store.url}/{name} is missing: restore it from a copy")
     try:
-        return decompress(data)
+        return rows_of(name, data)
     except StoreDamagedError as error:
         raise StoreDamagedError(f"{store.url}/{name}: {error}") from error
+
+
+def rows_of(name: str, data: bytes) -> bytes:
+    """Give the rows that an object holds, as lines; its name says what it is written as.
+
+    Raises:
+        StoreDamagedError: It is damaged.
+        UsageError: It is Parquet, and pyarrow is not installed.
+    """
+    return from_parquet(data) if name.endswith(f".{SUFFIX}") else decompress(data)
 
 
 def lines_of(data: bytes) -> list[bytes]:
@@ -218,8 +257,22 @@ def sealed(store: ObjectStore, listing: InputsListing) -> bool:
 
 def input_rows(store: ObjectStore, name: str) -> Iterator[tuple[bytes, bytes, bytes]]:
     """Read the prompts of one object: (key in hex, fingerprint in hex, JSON of `Prompt`)."""
-    for line in lines_of(fetch(store, name)):
-        yield split_input_row(line)
+    return map(split_input_row, lines_of(fetch(store, name)))
+
+
+def all_inputs(
+    store: ObjectStore, listing: Iterable[str]
+) -> Iterator[tuple[str, list[tuple[bytes, bytes, bytes]]]]:
+    """Read objects of `inputs/` one after the other: (name, rows as `input_rows` gives them)."""
+    for name, data in ahead(lambda name: fetch(store, name), listing):
+        yield name, [split_input_row(line) for line in lines_of(data)]
+
+
+def all_key_lines(
+    store: ObjectStore, every: Iterable[Manifest]
+) -> Iterator[tuple[Manifest, list[bytes]]]:
+    """Read the `keys/` of manifests one after the other: (manifest, lines with newlines)."""
+    return ahead(lambda manifest: key_lines(store, manifest), every)
 
 
 def split_input_row(line: bytes) -> tuple[bytes, bytes, bytes]:

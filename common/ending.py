@@ -203,11 +203,11 @@ def count(
     outcomes: Counter[str] = Counter()
     accepted = input_tokens = output_tokens = 0
     with catalog.Bins() as inputs, catalog.Bins() as keys:
-        for name in listing.rows:
-            inputs.add(row[0] + b"\n" for row in catalog.input_rows(store, name))
+        for _, rows in catalog.all_inputs(store, listing.rows):
+            inputs.add(row[0] + b"\n" for row in rows)
             _renew(turn)
-        for manifest in every:
-            keys.add(catalog.key_lines(store, manifest))
+        for _, lines in catalog.all_key_lines(store, every):
+            keys.add(lines)
             _renew(turn)
         for accepted_keys, lines in catalog.matched(inputs, keys):
             accepted += len(set(accepted_keys))

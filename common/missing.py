@@ -23,8 +23,7 @@ def add_missing(store: ObjectStore, ledger: Ledger, turn: Maintenance) -> tuple[
     added = 0
     # Key -> fingerprint and object of its last row, only of keys whose rows differ somewhere.
     changed: dict[bytes, tuple[bytes, str]] = {}
-    for name in catalog.list_inputs(store).rows:
-        rows = list(catalog.input_rows(store, name))
+    for name, rows in catalog.all_inputs(store, catalog.list_inputs(store).rows):
         for step in _steps(rows):
             absent, differing = turn.compare([row[:2] for row in step])
             if absent:

@@ -5,6 +5,8 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
     headrace:runs                zset   run -> claim order (priority, then age)
     headrace:tombstone:RUN       string uid of a forgotten run, 24 h
     headrace:worker_groups       hash   group id -> JSON of its last figures (`at_ms` says when)
+    headrace:renewed:EPOCH       string Redis TIME since when this process has renewed its leases
+                                        without a gap, and of the last time; runs out by itself
     headrace:slots:SERVER        hash   epoch -> JSON {slots, deadline_ms, rid_prefix, group}
     headrace:run:RUN             hash   uid, record (run.json), params, partitions, bits, output,
                                         created_ms, priority, paused, cancelled, seal, pinned,
@@ -142,6 +144,11 @@ def tombstone(name: str) -> str:
 def slots(server: str) -> str:
     """Name the hash of a server's slot holders; `server` is its canonical URL."""
     return f"headrace:slots:{server}"
+
+
+def renewed(epoch: str) -> str:
+    """Name the string that says how long a process has renewed its leases without a gap."""
+    return f"headrace:renewed:{epoch}"
 
 
 # --- RQ's keys -----------------------------------------------------------------------------------

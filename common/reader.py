@@ -43,7 +43,7 @@ def key_line(record: Record) -> bytes:
 
 
 def parse_key_line(line: bytes) -> Record:
-    """Read a line of `keys/`, without newline.
+    """Read a line of `keys/`, with or without its newline.
 
     Raises:
         ValueError: It is none.

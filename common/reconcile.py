@@ -31,6 +31,7 @@ from common.crashpoints import reached
 from common.errors import ConflictError, StateLostError, StoreDamagedError
 from common.missing import add_missing
 from common.models import Manifest, Record, RunRecord
+from common.overlap import to_drop
 from common.queue.ledger import Ledger
 from common.queue.maintenance import Maintenance, StreamItem, TurnLostError
 from common.queue.records import LedgerEntry
@@ -38,7 +39,6 @@ from common.queue.scripts import call
 from common.reader import current_records, rank
 from common.sequences import close_open
 from common.store import ObjectStore
-from common.streams import OUTCOMES
 
 if TYPE_CHECKING:
     import redis
@@ -122,8 +122,8 @@ class _Reconcile:
             turn.distrust()
         every = close_open(self._store, self._record, seqs=turn.seqs, intents=turn.intents)
         unknown = [m for m in every if deep or m.seq > turn.seqs[m.partition]]
-        for manifest in unknown:
-            self._report.taught += turn.teach(catalog.records(self._store, manifest))
+        for _, lines in catalog.all_key_lines(self._store, unknown):
+            self._report.taught += turn.teach(catalog.parsed(lines))
         reached("reconcile.taught")
         if deep:
             self._forget_lost(every)
@@ -174,9 +174,9 @@ class _Reconcile:
             for key, value in self._turn.ended_keys():
                 ended.add([b"%b\t%b\n" % (key.hex().encode(), value.hex().encode())])
             waiting = {(item.key, item.try_) for item in self._turn.stream_items()}
-            for manifest in every:
+            for _, lines in catalog.all_key_lines(self._store, every):
                 self._turn.renew()
-                stored.add(catalog.key_lines(self._store, manifest))
+                stored.add(lines)
             for keys, lines in catalog.matched(ended, stored):
                 self._forget_lost_of(keys, lines, waiting)
 
@@ -220,34 +220,6 @@ class _Reconcile:
             ),
             tokens=self._tokens,
         )
-
-
-def to_drop(
-    waiting: Sequence[StreamItem], stored: Sequence[Record]
-) -> list[tuple[StreamItem, Record]]:
-    """Choose which of a key's stream entries go, given its records in the store. Pure.
-
-    Those go whose try the store has, and all of them where it has a completion: at most one
-    terminal record a (key, try), at most one completion a key.
-
-    Returns:
-        (entry, the key's current record over the store and the entries that stay) pairs.
-    """
-    completed = any(record.outcome == "completed" for record in stored)
-    tries = {record.try_ for record in stored}
-    gone = [item for item in waiting if completed or item.try_ in tries]
-    stay = [
-        Record(
-            key=item.key,
-            fingerprint=stored[0].fingerprint,
-            try_=item.try_,
-            outcome=OUTCOMES[item.outcome.encode()],
-        )
-        for item in waiting
-        if item not in gone
-    ]
-    current = current_records([*stored, *stay])
-    return [(item, current[item.key]) for item in gone]
 
 
 def adopt_run(
@@ -299,5 +271,27 @@ def _make(client: "redis.Redis", store: ObjectStore, record: RunRecord) -> RunRe
         "reconcile_adopt",
         *(record.run, record.uid, msgspec.json.encode(record), record.bits, record.partitions),
         *(created_ms, created_ms, "1" if cancelled else "", store.get(names.PINNED) or b""),
+        *(part for counter in _remembered(store).items() for part in counter),
     )
     return msgspec.json.decode(reply[1], type=RunRecord)
+
+
+class _Progress(msgspec.Struct):
+    """What no other object of the store tells; of the last minute of a run, about."""
+
+    duplicates_dropped: int = 0
+    retries: int = 0
+    elapsed_hours: float = 0.0
+
+
+def _remembered(store: ObjectStore) -> dict[str, int]:
+    """Read the figures that must not begin at zero again from the last progress.json."""
+    try:
+        last = msgspec.json.decode(store.get(names.PROGRESS) or b"{}", type=_Progress)
+    except msgspec.MsgspecError:
+        last = _Progress()
+    return {
+        "duplicates_dropped": last.duplicates_dropped,
+        "retries": last.retries,
+        "active_ms": round(last.elapsed_hours * 3_600_000),
+    }

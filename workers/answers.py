@@ -16,6 +16,8 @@ from workers.tolerant import MESSAGE_CHARS, error_text, read_tolerantly
 NAN_STOP = "NaN happened"
 """`matched_stop` of an answer whose sampler met an impossible token: HTTP 200, text broken."""
 
+_THINKING_BEGINS, _THINKING_ENDS = "<think>", "</think>"
+
 T = TypeVar("T")
 
 BadReason = Literal["bad_response", "aborted", "nan", "empty_output"]
@@ -237,5 +239,13 @@ def _judged(choices: list[Choice], usage: Usage, body: bytes) -> Answer:
             not (each.content or each.reasoning_content or each.tool_calls) for each in choices
         ),
         truncated=bool(cut),
-        reasoning_cut=any(each.reasoning_content and not each.content for each in cut),
+        reasoning_cut=any(_still_thinks(each) for each in cut),
     )
+
+
+def _still_thinks(cut: Choice) -> bool:
+    """Tell whether a cut choice had not begun to answer; without a parser its thinking is content."""
+    content = (cut.content or "").lstrip()
+    if content.startswith(_THINKING_BEGINS):
+        return _THINKING_ENDS not in content
+    return bool(cut.reasoning_content) and not content

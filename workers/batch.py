@@ -6,6 +6,7 @@ batch survives it, and its memory is one batch whatever the number of runs and p
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -13,9 +14,9 @@ from common import names
 from common.models import Entry, Manifest, Outcome, PartFile, Record
 from common.reader import key_line
 from common.store.frames import compress, digest_name
+from common.store.parquet import SUFFIX, to_parquet
 
-ENTRY_OVERHEAD_BYTES = 100
-"""What an entry counts in `stream_bytes` beside its row, as the finish script reckons."""
+ShardFormat = Literal["jsonl.zst", "parquet"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,11 +94,12 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose batch it is, and which."""
+    """Whose batch it is, which, and what its shard is written as."""
 
     uid: str
     partition: int
     seq: int
+    format: ShardFormat = "jsonl.zst"
 
 
 def build(entries: Sequence[Entry], place: Place, *, written_at: str) -> Batch:
@@ -113,7 +115,7 @@ def build(entries: Sequence[Entry], place: Place, *, written_at: str) -> Batch:
     """
     completed = [entry for entry in entries if entry.outcome == "completed"]
     others = [entry for entry in entries if entry.outcome != "completed"]
-    shard = _rows(names.SHARDS, "jsonl.zst", place, [entry.row for entry in completed])
+    shard = _rows(names.SHARDS, place.format, place, [entry.row for entry in completed])
     failures = _rows(names.FAILURES, "jsonl.zst", place, [entry.row for entry in others])
     keys = _rows(names.KEYS, "tsv.zst", place, [key_line(record_of(entry)) for entry in entries])
     manifest = Manifest(
@@ -157,7 +159,7 @@ def _rows(folder: str, suffix: str, place: Place, lines: list[bytes]) -> Part | 
     # The empty line at the end gives the last row its newline without another copy of all.
     rows = b"\n".join([*lines, b""])
     sha256, digest = digest_name(rows)
-    data = compress(rows)
+    data = to_parquet(lines) if suffix == SUFFIX else compress(rows)
     name = names.part_object(folder, place.partition, place.seq, digest, suffix)
     return Part(PartFile(name=name, rows=len(lines), bytes=len(data), sha256=sha256), data)
 

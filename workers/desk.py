@@ -1,11 +1,11 @@
 """Call Redis from the event loop: one thread a kind of call, and one memory of how Redis is.
 
-Redis calls are few and carry many jobs each, so a thread for each costs little; the heartbeat has its
-own, since a slow finish must not delay a renewal. While Redis is away nothing is claimed, what is in
-flight goes on, and whoever called tries again with growing, jittered waits.
+Redis calls are few and carry many jobs each, so a thread for each costs little; the heartbeat has
+its own, since a slow finish must not delay a renewal. While Redis is away nothing is claimed, what
+is in flight goes on, and whoever called tries again with growing, jittered waits.
 
-The threads are daemons, no executor's: a call to a frozen Redis may hang for a minute, and a process
-that has been told to stop must not wait for it.
+The threads are daemons, no executor's: a call to a frozen Redis may hang for a minute, and a
+process that has been told to stop must not wait for it.
 """
 
 import asyncio

@@ -1,24 +1,28 @@
-"""Which runs this worker group may serve, read anew every few seconds.
+"""Which runs this worker group may serve, read anew every second or so.
 
 A run is left out when its model is another than the server's: by `--model`, or by what its first
-server pinned (protocol.md §1). SGLang itself answers for any model name, so this is the only check.
+server pinned (protocol.md §1). SGLang itself answers for any model name, so this is the only
+check.
 """
 
 import logging
 import time
+from typing import TYPE_CHECKING, Any
 
-import redis
-
-from common.errors import RedisUnusableError
+from common import connect
 from common.models import RunRecord
 from common.queue import Runs
 from workers.loads import ServerIdentity
+
+if TYPE_CHECKING:
+    import redis
 
 log = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
 DEFAULT_MARK_BYTES = 2 * 1024**3
 _PINNED = (
+    "model",
     "model_path",
     "context_length",
     "template_hash",
@@ -28,84 +32,102 @@ _PINNED = (
 
 
 class Eligible:
-    """The runs in Redis, and which of them the server fits. Used from the Redis threads."""
+    """The runs in Redis, and which of them the server fits.
+
+    Used from several threads: each reading replaces what was read before, as a whole.
+
+    Args:
+        client: From `common.connect`.
+        only: Serve only these runs; empty serves all.
+
+    Attributes:
+        wrong_model: Why the server fits no run that there is; empty when it fits one.
+    """
 
     def __init__(self, client: "redis.Redis", *, only: tuple[str, ...] = ()) -> None:
         self._client = client
         self._runs = Runs(client)
         self._only = only
         self._records: dict[str, RunRecord] = {}
-        self._fits: dict[str, bool] = {}
-        self._read_at_s = 0.0
+        # A run's uid -> what its first server pinned; that never changes.
+        self._pinned: dict[str, dict[str, Any]] = {}
+        # What `_fitting` was made from: the records and the server.
+        self._judged: tuple[dict[str, RunRecord], ServerIdentity] | None = None
+        self._fitting: list[str] = []
+        self._read_at_s = float("-inf")
         self._mark_bytes = DEFAULT_MARK_BYTES
         self.wrong_model = ""
-        self.all_names: list[str] = []
+
+    @property
+    def all_names(self) -> list[str]:
+        """The runs that it serves if the server fits them, in claim order."""
+        return list(self._records)
 
     def record(self, run: str) -> RunRecord | None:
         """Give a run's record as last read."""
         return self._records.get(run)
 
     def names(self, identity: ServerIdentity | None) -> list[str]:
-        """List the runs to claim from, in claim order; empty when there are none."""
+        """List the runs to claim from, in claim order; empty when there are none.
+
+        Raises:
+            RedisUnusableError: Away, or full before the first server is pinned.
+        """
         if identity is None:
             return []
         if time.monotonic() - self._read_at_s > REFRESH_S:
             self.refresh()
-        wrong = ""
-        names = []
-        for name in self.all_names:
-            why = self._misfit(name, identity)
-            if why:
-                wrong = why
-            else:
-                names.append(name)
-        if wrong and wrong != self.wrong_model:
-            log.error("%s", wrong)
-        self.wrong_model = wrong
-        return names
+        records = self._records
+        if self._judged is None or self._judged[0] is not records or self._judged[1] != identity:
+            self._fitting = self._judge(records, identity)
+            self._judged = (records, identity)
+        return self._fitting
 
     def stream_mark_bytes(self) -> int:
-        """How much the result streams may hold before claims stop: 2 GiB, or a quarter of Redis."""
+        """Say how much the streams may hold before claims stop: 2 GiB, or a quarter of Redis."""
         return self._mark_bytes
 
     def refresh(self) -> None:
         """Read the runs and Redis's limit anew."""
-        names = [name for name in self._runs.names() if not self._only or name in self._only]
-        records = {name: self._records.get(name) or self._runs.get(name) for name in names}
-        for name in names:
-            fresh = self._runs.get(name)
-            if fresh is not None:
-                if records[name] is None or fresh.uid != records[name].uid:  # type: ignore[union-attr]
-                    self._fits.pop(name, None)
-                records[name] = fresh
-        self._records = {name: record for name, record in records.items() if record is not None}
-        self.all_names = [name for name in names if name in self._records]
-        try:
+        found = self._runs.records()
+        with connect.mapping_errors(self._client):
             limit = int(self._client.info("memory").get("maxmemory", 0))
-        except redis.RedisError as error:
-            raise RedisUnusableError("Redis does not answer") from error
+        self._records = {
+            name: record for name, record in found.items() if not self._only or name in self._only
+        }
         self._mark_bytes = min(DEFAULT_MARK_BYTES, limit // 4) if limit else DEFAULT_MARK_BYTES
         self._read_at_s = time.monotonic()
 
-    def _misfit(self, name: str, identity: ServerIdentity) -> str:
-        record = self._records[name]
+    def _judge(self, records: dict[str, RunRecord], identity: ServerIdentity) -> list[str]:
+        reasons = {name: self._misfit(record, identity) for name, record in records.items()}
+        fitting = [name for name, why in reasons.items() if not why]
+        wrong = "" if fitting else next((why for why in reasons.values() if why), "")
+        if wrong and wrong != self.wrong_model:
+            log.error("%s", wrong)
+        self.wrong_model = wrong
+        return fitting
+
+    def _misfit(self, record: RunRecord, identity: ServerIdentity) -> str:
         asked = record.params.model
         if asked is not None and asked != identity.model:
             return (
-                f"run {name} wants model {asked}, this server serves {identity.model}: "
+                f"run {record.run} wants model {asked}, this server serves {identity.model}: "
                 "start the right model behind it"
             )
-        pinned = self._runs.state(name)
-        if pinned is None or pinned.pinned is None:
-            mine = {field: getattr(identity, field) for field in ("model", *_PINNED)}
-            was = self._runs.pin(name, mine)
-        else:
-            was = pinned.pinned
-        for field in ("model", *_PINNED):
+        was = self._pinned_of(record, identity)
+        for field in _PINNED:
             have = getattr(identity, field)
             if field in was and was[field] != have:
                 return (
-                    f"run {name} began with {field} {was[field]}, this server has {have}: "
+                    f"run {record.run} began with {field} {was[field]}, this server has {have}: "
                     "it gets no job of this run"
                 )
         return ""
+
+    def _pinned_of(self, record: RunRecord, identity: ServerIdentity) -> dict[str, Any]:
+        """Read what the run's first server was, which is this one where there was none."""
+        was = self._pinned.get(record.uid)
+        if was is None:
+            mine = {field: getattr(identity, field) for field in _PINNED}
+            was = self._pinned[record.uid] = self._runs.pin(record.run, mine)
+        return was

@@ -12,12 +12,12 @@ from typing import Any
 
 from common.models import Claim, Result
 from workers.aborts import abort_all
+from workers.core import Core
 from workers.faults import Kind, Verdict
 from workers.finisher import Finisher
-from workers.holdings import Holdings, JobKey, Open
+from workers.holdings import JobKey, Open
 from workers.returns import Returns
 from workers.serve import Returned, convicts, failed, poison
-from workers.sglang import SGLangClient
 
 Spawn = Callable[[Coroutine[Any, Any, object]], "asyncio.Task[Any]"]
 
@@ -26,22 +26,15 @@ class Endings:
     """What becomes of the jobs of one process.
 
     Args:
-        client: Of the server, for aborts.
-        holdings, finisher, returns: Where jobs are, and where they go.
+        core: Whose jobs.
+        finisher, returns: Where they go.
         spawn: Starts a task that nobody waits for.
     """
 
-    def __init__(
-        self,
-        client: SGLangClient,
-        holdings: Holdings,
-        *,
-        finisher: Finisher,
-        returns: Returns,
-        spawn: Spawn,
-    ) -> None:
-        self._client = client
-        self._holdings = holdings
+    def __init__(self, core: Core, *, finisher: Finisher, returns: Returns, spawn: Spawn) -> None:
+        self._client = core.client
+        self._holdings = core.holdings
+        self._eligible = core.eligible
         self._finisher = finisher
         self._returns = returns
         self._spawn = spawn
@@ -81,6 +74,15 @@ class Endings:
         else:
             self._leave([job])
 
+    def lose_strangers(self) -> None:
+        """Let go of jobs whose run was made anew: a renewal would lease the new run's to us."""
+        claims = [job.claim for job in self._holdings.open.values()]
+        claims += [claim for claim, _ in self._holdings.ready]
+        for claim in claims:
+            record = self._eligible.record(claim.run)
+            if record is not None and record.uid != claim.uid:
+                self.lose((claim.run, claim.key))
+
     def convict(self, claim: Claim) -> None:
         """Worker processes died with this prompt, the last time while it was tried alone."""
         verdict = Verdict(
@@ -97,7 +99,7 @@ class Endings:
             self._spawn(self._end_requests(jobs))
 
     async def _end_requests(self, jobs: list[Open]) -> None:
-        """Abort the requests, then close their connections: a server has died of the other order."""
+        """Abort requests, then close their connections: a server has died of the other order."""
         await abort_all(self._client, [job.rid for job in jobs if job.rid])
         for job in jobs:
             if job.task is not None:

@@ -3,12 +3,12 @@
     claim ──► ready ──(slot, ramp)──► open ──► unsent ──► recorded in Redis
                  └──────────────┴────────────► given back (server fault, stop)
 
-Every job is in exactly one of these places (`Holdings`), and its lease is renewed until it has left
-them. Nothing here decides what is done: that is the finish script.
+Every job is in exactly one of these places (`Holdings`), and its lease is renewed until it has
+left them. Nothing here decides what is done: that is the finish script.
 
 When something fails:
-    server            `ServerWatch` stops claims; open requests end by themselves or are cancelled on
-                      a hang; their jobs go back with a server death, the others uncharged
+    server            `ServerWatch` stops claims; open requests end by themselves or are cancelled
+                      on a hang; their jobs go back with a server death, the others uncharged
     Redis away, full  what is open goes on, results wait, nothing is claimed
     this process      leases run out and another group reaps them; the next process of this name
                       aborts its requests and takes over at once
@@ -27,22 +27,20 @@ from common.errors import HeadraceError, RedisUnusableError
 from common.models import Claim, Result
 from common.queue import ClaimReply, Groups, Jobs
 from common.queue.ledger import request_timeout_s
-from workers.capacity import bound_of
-from workers.desk import Bell, RedisDesk
+from workers.caretaker import Caretaker
+from workers.core import Core
+from workers.desk import Bell
 from workers.eligible import Eligible
 from workers.endings import Endings
 from workers.finisher import Finisher
-from workers.holdings import Holdings, Open
+from workers.holdings import Open
 from workers.keeper import Keeper
 from workers.options import GroupOptions
 from workers.pace import Ramp, Throughput, prefetch_target
 from workers.returns import Returns
-from workers.rids import Rids
 from workers.serve import Prompter, Returned
-from workers.sglang import SGLangClient
 from workers.showing import Showing
-from workers.stopping import StopRequest, WindDown
-from workers.watch import ServerWatch
+from workers.stopping import WindDown
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +56,7 @@ class Engine:
         options: Who this is and how it should behave.
         jobs, groups: The queue, from this process's side.
         eligible: Which runs this server may serve.
+        caretaker: Looks after the runs while there is nothing to do.
         on_beat: Called every few seconds with (busy, completed, failed) for RQ's own records.
 
     Attributes:
@@ -71,74 +70,33 @@ class Engine:
         jobs: Jobs,
         groups: Groups,
         eligible: Eligible,
+        caretaker: Caretaker,
         on_beat: Callable[[bool, int, int], None],
     ) -> None:
-        self._options = options
-        self._jobs = jobs
-        self._eligible = eligible
-        self._tasks: asyncio.TaskGroup | None = None
-        self._fatal: HeadraceError | None = None
         self._work_bell = Bell()
         self._room_bell = Bell()
-        self.stop = StopRequest()
-        self.holdings = Holdings()
-        self._work = RedisDesk("queue")
-        self._beat = RedisDesk("heartbeat")
-        self._rids = Rids(jobs.epoch)
-        self._client = SGLangClient(
-            options.server, slots=options.most_connections, api_key=options.api_key
+        self._core = core = Core(
+            options, jobs=jobs, groups=groups, eligible=eligible, on_change=self._ring
         )
-        self.watch = ServerWatch(
-            self._client,
-            on_change=self._ring,
-            timing=options.timing,
-            start_limit_s=options.start_limit_s,
-        )
-        self._finisher = Finisher(jobs, self.holdings, self._work)
-        self._returns = Returns(jobs, self.holdings, self._beat)
+        self.stop = core.stop
+        self._caretaker = caretaker
+        self._holdings = core.holdings
+        self._watch = core.watch
+        self._tasks: asyncio.TaskGroup | None = None
+        self._fatal: HeadraceError | None = None
+        self._finisher = Finisher(jobs, core.holdings, core.work)
+        self._returns = Returns(jobs, core.holdings, core.beat)
         self._endings = Endings(
-            self._client,
-            self.holdings,
-            finisher=self._finisher,
-            returns=self._returns,
-            spawn=self._spawn,
+            core, finisher=self._finisher, returns=self._returns, spawn=self._spawn
         )
-        self._prompter = Prompter(self.watch, self, self._rids)
-        self._ramp = Ramp(options.ramp, time.monotonic())
-        self._opened = Throughput(time.monotonic())
-        self.keeper = Keeper(
-            jobs=jobs,
-            holdings=self.holdings,
-            desk=self._beat,
-            client=self._client,
-            watch=self.watch,
-            rids=self._rids,
-            host=options.host,
-            bound=self.bound,
-            timing=options.timing,
-            on_change=self._ring,
-            endings=self._endings,
+        self._prompter = Prompter(core.watch, self, core.rids)
+        self._keeper = Keeper(core, self._endings)
+        self._showing = Showing(
+            core, keeper=self._keeper, finisher=self._finisher, on_beat=on_beat
         )
-        self.showing = Showing(
-            options,
-            jobs,
-            groups=groups,
-            eligible=eligible,
-            holdings=self.holdings,
-            keeper=self.keeper,
-            watch=self.watch,
-            finisher=self._finisher,
-            desk=self._beat,
-            on_beat=on_beat,
-            bound=self.bound,
-            stopping=self.stop.asked.is_set,
-        )
-
-    def bound(self) -> int:
-        """How many requests may be open at the server, over all processes."""
-        identity, load = self.watch.identity, self.watch.load
-        cap = (load and load.cap) or (identity and identity.cap) or None
-        return bound_of(self._options.concurrency, cap)
+        now_s = time.monotonic()
+        self._ramp = Ramp(options.ramp, now_s)
+        self._opened = Throughput(now_s)
 
     def ask_to_stop(self, signal: int | None = None) -> None:
         """Begin to drain; the second call does not wait for what is open."""
@@ -147,8 +105,8 @@ class Engine:
 
     async def charge(self, claim: Claim, reason: str, *, before: int) -> int:
         """Count an attempt in Redis (`serve.Charger`)."""
-        return await self._work.ask(
-            lambda: self._jobs.charge(claim.run, claim.key, reason, before=before)
+        return await self._core.work.ask(
+            lambda: self._core.jobs.charge(claim.run, claim.key, reason, before=before)
         )
 
     async def run(self) -> None:
@@ -158,19 +116,20 @@ class Engine:
             BackendError: Another worker group drives this server, or the server refuses us.
         """
         try:
-            async with self._client, asyncio.TaskGroup() as tasks:
+            async with self._core.client, asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 loops = [
                     tasks.create_task(
-                        self._fatal_ends(self.watch.run(self._on_hang)), name="watch"
+                        self._fatal_ends(self._watch.run(self._on_hang)), name="watch"
                     ),
-                    tasks.create_task(self._fatal_ends(self.keeper.keep_slots()), name="slots"),
-                    tasks.create_task(self.keeper.keep_leases(), name="leases"),
-                    tasks.create_task(self.keeper.reap(), name="reap"),
+                    tasks.create_task(self._fatal_ends(self._keeper.keep_slots()), name="slots"),
+                    tasks.create_task(self._keeper.keep_leases(), name="leases"),
+                    tasks.create_task(self._keeper.reap(), name="reap"),
                     tasks.create_task(self._finisher.run(), name="finish"),
                     tasks.create_task(self._returns.run(), name="return"),
-                    tasks.create_task(self.showing.run(), name="show"),
+                    tasks.create_task(self._showing.run(), name="show"),
                     tasks.create_task(self._watch_parent(), name="parent"),
+                    tasks.create_task(self._caretaker.run(), name="care"),
                 ]
                 claiming = tasks.create_task(self._claim(), name="claim")
                 opener = tasks.create_task(self._open_ready(), name="open")
@@ -180,21 +139,19 @@ class Engine:
                 for task in loops:
                     task.cancel()
         finally:
-            self._work.close()
-            self._beat.close()
+            self._core.close()
+            self._caretaker.close()
         if self._fatal is not None:
             raise self._fatal
 
     def _wind_down(self) -> WindDown:
         return WindDown(
-            self._options,
-            stop=self.stop,
-            holdings=self.holdings,
+            self._core,
             endings=self._endings,
             returns=self._returns,
             finisher=self._finisher,
-            keeper=self.keeper,
-            showing=self.showing,
+            keeper=self._keeper,
+            showing=self._showing,
             bell=self._work_bell,
         )
 
@@ -209,8 +166,8 @@ class Engine:
 
     async def _watch_parent(self) -> None:
         """Drain when whoever would start us again is gone."""
-        parent = self._options.parent_pid
-        while parent is not None and os.getppid() == parent:
+        parent = self._core.options.parent_pid
+        while parent is not None and os.getppid() == parent:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(PARENT_POLL_S)
         if parent is not None:
             log.warning("the process that watched this worker group is gone: stopping")
@@ -226,7 +183,8 @@ class Engine:
             raise AssertionError("nothing is spawned before run")
         return self._tasks.create_task(work)
 
-    # --- claiming ---------------------------------------------------------------------------------
+    # --- claiming
+    # ---------------------------------------------------------------------------------
 
     async def _claim(self) -> None:
         while not self.stop.asked.is_set():
@@ -235,45 +193,47 @@ class Engine:
                 await self._room_bell.wait(IDLE_POLL_S)
                 continue
             try:
-                reply = await self._work.ask(partial(self._claim_once, count))
+                reply = await self._core.work.ask(partial(self._claim_once, count))
             except RedisUnusableError:
-                await asyncio.sleep(self._work.wait_s())
+                await asyncio.sleep(self._core.work.wait_s())
                 continue
+            self._caretaker.note("ok" if reply is None or reply.claims else reply.why)
             if reply is None or not reply.claims:
                 await asyncio.sleep(IDLE_POLL_S if reply is None or reply.why != "ok" else 0)
                 continue
             for claim in reply.claims:
-                self.holdings.add_ready(claim, alone=reply.alone)
+                self._holdings.add_ready(claim, alone=reply.alone)
             self._work_bell.ring()
 
     def _claimable(self) -> int:
-        """How many jobs to claim now: none while anything is in the way, else a worthwhile batch."""
-        slots = self.keeper.slots
-        if not slots or not self.watch.ready or self._finisher.blocked:
+        """Say how many to claim: none while anything is in the way, else a worthwhile batch."""
+        slots = self._keeper.slots
+        if not slots or not self._watch.ready or self._finisher.blocked:
             return 0
-        if self.holdings.has_suspect():
+        if self._holdings.has_suspect():
             return 0
-        open_now = self.holdings.in_slots
+        open_now = self._holdings.in_slots
         per_s = self._opened.per_s(time.monotonic())
         target = prefetch_target(slots=slots, open_requests=open_now, per_s=per_s)
-        missing = target - len(self.holdings.ready)
+        missing = target - len(self._holdings.ready)
         worthwhile = max(1, target // 2)
         return min(missing, MOST_CLAIMED) if missing >= worthwhile else 0
 
     def _claim_once(self, count: int) -> ClaimReply | None:
-        runs = self._eligible.names(self.watch.identity)
+        runs = self._core.eligible.names(self._watch.identity)
         if not runs:
             return None
-        return self._jobs.claim(
+        return self._core.jobs.claim(
             count,
             runs=runs,
-            stream_mark_bytes=self._eligible.stream_mark_bytes(),
-            worker_name=self._options.worker_name,
-            alone=not len(self.holdings),
-            lease_ms=self._options.timing.lease_ms,
+            stream_mark_bytes=self._core.eligible.stream_mark_bytes(),
+            worker_name=self._core.options.worker_name,
+            alone=not len(self._holdings),
+            lease_ms=self._core.options.timing.lease_ms,
         )
 
-    # --- requests ---------------------------------------------------------------------------------
+    # --- requests
+    # ---------------------------------------------------------------------------------
 
     async def _open_ready(self) -> None:
         while True:
@@ -283,33 +243,33 @@ class Engine:
 
     def _open_what_fits(self) -> float:
         """Open requests while there are jobs, slots and ramp; returns when to look again."""
-        if not self.watch.ready:
+        if not self._watch.ready:
             self._ramp.restart(time.monotonic())
-        while self.holdings.ready and self.watch.ready:
-            slots = self.keeper.slots
+        while self._holdings.ready and self._watch.ready:
+            slots = self._keeper.slots
             if not slots:
                 # Whoever has slots shall have these jobs.
                 self._returns.add_ready()
                 return 1.0
-            if self.holdings.in_slots >= slots:
+            if self._holdings.in_slots >= slots:
                 return 1.0
             now_s = time.monotonic()
             wait_s = max(
-                self._ramp.wait_s(now_s, open_requests=self.holdings.in_slots),
-                self.watch.rest_s(),
+                self._ramp.wait_s(now_s, open_requests=self._holdings.in_slots),
+                self._watch.rest_s(),
             )
             if wait_s > 0:
                 return wait_s
             self._opened.note(now_s)
-            claim, alone = self.holdings.ready.popleft()
-            job = Open(claim, alone=alone, slot=self._rids.take_slot(), since_s=now_s)
-            self.holdings.open[job.key] = job
+            claim, alone = self._holdings.ready.popleft()
+            job = Open(claim, alone=alone, slot=self._core.rids.take_slot(), since_s=now_s)
+            self._holdings.open[job.key] = job
             job.task = self._spawn(self._serve(job))
         return 1.0
 
     async def _serve(self, job: Open) -> None:
         claim = job.claim
-        record = self._eligible.record(claim.run)
+        record = self._core.eligible.record(claim.run)
         ended: Result | Returned = Returned()
         try:
             if record is not None and record.uid == claim.uid:
@@ -319,12 +279,12 @@ class Engine:
             # Whoever cancels (`Endings`) has already said what becomes of the job.
             return
         finally:
-            self.holdings.left(job)
-            self._rids.free_slot(job.slot)
+            self._holdings.left(job)
+            self._core.rids.free_slot(job.slot)
             self._work_bell.ring()
         self._endings.settle(job, ended)
         if isinstance(ended, Returned) and ended.fault:
-            self.watch.report(ended.fault, config=ended.config)
+            self._watch.report(ended.fault, config=ended.config)
             self._ramp.restart(time.monotonic())
             self._returns.add_ready()
 

@@ -1,7 +1,7 @@
 """Record what has ended: results in batches, by one atomic call each, repeated until Redis has it.
 
-A result stays in `Holdings.unsent`, its lease renewed, until Redis has answered. A call whose answer
-was lost is repeated and says so, so that nothing is counted twice.
+A result stays in `Holdings.unsent`, its lease renewed, until Redis has answered. A call whose
+answer was lost is repeated and says so, so that nothing is counted twice.
 """
 
 import asyncio

@@ -2,10 +2,12 @@
 
 `rq worker -w workers.group.SlotWorker RUN …` starts it for those runs, `workers start` for all;
 `rq info`, `rq suspend`, `rq resume`, cancel and shutdown commands work on it as on any RQ worker.
-It takes jobs by Headrace's own claim (`common.queue`), not by RQ's dequeue: RQ runs one job a process.
+It takes jobs by Headrace's own claim (`common.queue`), not by RQ's dequeue: RQ runs one job a
+process.
 
 Environment, for `rq worker`, which passes no options of ours: HEADRACE_GPU, HEADRACE_TP,
-HEADRACE_SERVER, HEADRACE_CONCURRENCY, HEADRACE_RAMP, HEADRACE_GRACE, HEADRACE_API_KEY, HEADRACE_HOST.
+HEADRACE_SERVER, HEADRACE_CONCURRENCY, HEADRACE_RAMP, HEADRACE_GRACE, HEADRACE_API_KEY,
+HEADRACE_HOST.
 """
 
 import asyncio
@@ -30,6 +32,7 @@ from common import connect
 from common.errors import HeadraceError, UsageError
 from common.logs import set_up_logs
 from common.queue import Groups, Jobs
+from workers.caretaker import Caretaker
 from workers.eligible import Eligible
 from workers.engine import Engine
 from workers.options import (
@@ -56,7 +59,8 @@ def generate(key: str) -> None:
     """Stand for a prompt in RQ's eyes; a worker group never calls it.
 
     Raises:
-        RuntimeError: Always: a stock RQ worker has no server to send the prompt to. RQ marks the job
+        RuntimeError: Always: a stock RQ worker has no server to send the prompt to. RQ marks the
+        job
             failed, and Headrace's audit puts it back.
     """
     raise RuntimeError(
@@ -147,6 +151,7 @@ class SlotWorker(Worker):
             jobs=jobs,
             groups=Groups(client),
             eligible=eligible,
+            caretaker=Caretaker(client, eligible, options.timing),
             on_beat=lambda busy, done, failed: self._beat(eligible, busy, (done, failed)),
         )
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -188,15 +193,15 @@ class SlotWorker(Worker):
 
     @override
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
-        """Listen for RQ's commands again when Redis does; its own handler gives up on a time-out."""
+        """Listen again when Redis does; RQ's own handler gives up on a time-out."""
         if not isinstance(exc, connect.REDIS_ERRORS):
             raise exc
         time.sleep(PUBSUB_AGAIN_S)
 
 
 def _run(main: Any) -> bool:
-    # What is imported lives for ever, and a request makes many small objects: collecting less often
-    # and never looking at the imports again saves a fifth of the CPU a request.
+    # What is imported lives for ever, and a request makes many small objects: collecting less
+    # often and never looking at the imports again saves a fifth of the CPU a request.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -9,21 +9,16 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
 from functools import partial
 
 from common.errors import BackendError, RedisUnusableError
-from common.queue import Jobs, SlotReply
+from common.queue import SlotReply
 from common.queue.jobs import SLOT_TTL_MS, Holder
 from workers.aborts import abort_all
-from workers.desk import RedisDesk
+from workers.core import Core
 from workers.endings import Endings
-from workers.holdings import Holdings
 from workers.lives import process_start
-from workers.rids import Rids, possible_rids
-from workers.sglang import SGLangClient
-from workers.timing import Timing
-from workers.watch import ServerWatch
+from workers.rids import possible_rids
 
 log = logging.getLogger(__name__)
 
@@ -41,31 +36,14 @@ class Keeper:
         slots: How many requests may be open now; 0 past the deadline.
     """
 
-    def __init__(
-        self,
-        *,
-        jobs: Jobs,
-        holdings: Holdings,
-        desk: RedisDesk,
-        client: SGLangClient,
-        watch: ServerWatch,
-        rids: Rids,
-        host: str,
-        bound: Callable[[], int],
-        timing: Timing,
-        on_change: Callable[[], None],
-        endings: Endings,
-    ) -> None:
-        self._jobs = jobs
-        self._holdings = holdings
-        self._desk = desk
-        self._client = client
-        self._watch = watch
-        self._rids = rids
-        self._host = host
-        self._bound = bound
-        self._timing = timing
-        self._on_change = on_change
+    def __init__(self, core: Core, endings: Endings) -> None:
+        self._core = core
+        self._jobs = core.jobs
+        self._holdings = core.holdings
+        self._desk = core.beat
+        self._watch = core.watch
+        self._rids = core.rids
+        self._timing = core.timing
         self._endings = endings
         self._granted = 0
         self._deadline_s = 0.0
@@ -80,7 +58,7 @@ class Keeper:
         if time.monotonic() >= self._deadline_s:
             return 0
         # A server that came back with a smaller cap must not wait for the next renewal.
-        return min(self._granted, self._bound())
+        return min(self._granted, self._core.bound())
 
     async def keep_slots(self) -> None:
         """Take over from a dead process of this name, then take and renew slots for ever.
@@ -103,21 +81,18 @@ class Keeper:
             try:
                 await self._renew_leases()
             except RedisUnusableError:
-                self._renewed_since_s = None
                 await asyncio.sleep(self._desk.wait_s())
                 continue
             await asyncio.sleep(self._timing.leases_every_s)
 
     async def reap(self) -> None:
-        """End other processes' leases that have run out, once our own have held for a whole lease.
+        """End other processes' leases that have run out.
 
-        After an outage of Redis every lease has run out; whoever lives renews first.
+        The script refuses until our own renewals have held for a whole lease: after an outage of
+        Redis every lease has run out, and whoever lives renews first.
         """
         while True:
             await asyncio.sleep(self._timing.reap_every_s)
-            since_s = self._renewed_since_s
-            if since_s is None or time.monotonic() - since_s < self._timing.lease_s:
-                continue
             try:
                 await self._reap("")
             except RedisUnusableError:
@@ -144,7 +119,7 @@ class Keeper:
     async def _renew_slots(self) -> float | None:
         if not self._watch.ready and not self._granted:
             return LOOK_S
-        wanted = self._bound()
+        wanted = self._core.bound()
         before_s = time.monotonic()
         reply = await self._desk.ask(lambda: self._take(wanted, ""))
         if reply.what == "wait":
@@ -161,20 +136,20 @@ class Keeper:
         if reply.what == "refused":
             self._granted = 0
             raise BackendError(
-                f"the server {self._jobs.server} is driven by worker group {reply.other}: stop that "
-                f"one first, or give this one ({self._jobs.group}) its own server"
+                f"the server {self._jobs.server} is driven by worker group {reply.other}: stop "
+                f"that one first, or give this one ({self._jobs.group}) its own server"
             )
         changed = reply.slots != self.slots
         self._granted = reply.slots
         self._deadline_s = before_s + SLOT_TTL_MS / 1000 - MARGIN_S
         if changed:
-            self._on_change()
+            self._core.on_change()
         return None
 
     def _take(self, wanted: int, settled: str, *, quiet: bool = False) -> SlotReply:
         about: dict[str, object] = {"holds": self._granted} if self._granted else {}
         about |= {
-            "host": self._host,
+            "host": self._core.options.host,
             "pid": self._pid,
             "started": self._started,
             "most": max(wanted, self._rids.most),
@@ -189,22 +164,20 @@ class Keeper:
         )
 
     async def _renew_leases(self) -> None:
+        self._endings.lose_strangers()
         held = self._holdings.leased()
         lease_ms = self._timing.lease_ms
-        # Also with nothing held: it proves that Redis is there, for the reaper.
+        # Also with nothing held: the right to reap hangs on it.
         words = await self._desk.ask(lambda: self._jobs.renew(held, lease_ms=lease_ms))
-        now_s = time.monotonic()
-        # A Redis that was frozen answers late, and without an error.
-        if self._renewed_since_s is None or now_s - self._renewed_s > self._timing.lease_s / 2:
-            self._renewed_since_s = now_s
-        self._renewed_s = now_s
         for key, word in zip(held, words, strict=True):
             if word in {"gone", "stolen"}:
                 self._endings.lose(key)
 
     async def _reap(self, dead_epoch: str) -> None:
         back, parked, convicted = await self._desk.ask(
-            lambda: self._jobs.reap(dead_epoch=dead_epoch, lease_ms=self._timing.lease_ms)
+            lambda: self._jobs.reap(
+                dead_epoch=dead_epoch, lease_ms=self._timing.lease_ms, steady=not dead_epoch
+            )
         )
         if back or parked:
             log.warning("took back %d jobs of a process that is gone, parked %d", back, parked)
@@ -226,11 +199,11 @@ class Keeper:
         if holder is not None:
             most = int(json.loads(holder.about).get("most", holder.slots))
             rids = possible_rids(holder.rid_prefix, most)
-            await abort_all(self._client, rids, limit_s=TAKE_OVER_ABORT_S)
+            await abort_all(self._core.client, rids, limit_s=TAKE_OVER_ABORT_S)
 
     def _is_dead(self, holder: Holder) -> bool:
         about = json.loads(holder.about)
-        if about.get("host") != self._host:
+        if about.get("host") != self._core.options.host:
             return False
         # Another process may have its pid by now, in a restarted container this very one.
         return process_start(int(about["pid"])) != str(about["started"])

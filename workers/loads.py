@@ -78,7 +78,8 @@ class ServerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether tokens were generated or prefilled between two readings: work goes on.
 
         Some versions count nothing, or prefilled tokens only, without --enable-metrics: there what
-        the scheduler says of its batch must have changed, which a dead one does not bring up to date.
+        the scheduler says of its batch must have changed, which a dead one does not bring up to
+        date.
         """
         if self.counted_by != earlier.counted_by:
             return False

@@ -90,6 +90,7 @@ def server_url(pattern: str | None, gpu: int) -> str:
 
     Args:
         pattern: What `--server` says, perhaps with `{gpu}`; None for port 30000 + gpu here.
+        gpu: Its number.
 
     Returns:
         The URL without a slash at the end; `slots_server` gives the name that it counts under.

@@ -13,24 +13,39 @@ LEAST_PREFETCH = 1
 
 
 class Ramp:
-    """Let the number of open requests grow by at most `per_s` a second, from when a server is cold.
+    """Let the number of open requests grow by at most `per_s` a second.
 
     Growth is limited, not opening: a request that takes the place of one that has ended is no load
-    more than before. Else a server with short answers would never get beyond the ramp.
+    more than before. Else a server with short answers would never get beyond the ramp. What was
+    not used for a while is no allowance any more: a server that stood idle is filled slowly again.
     """
+
+    KEEP_S = 5.0
+    """For how long a number of open requests, once reached, may be reached again at once."""
 
     def __init__(self, per_s: float, now_s: float) -> None:
         self._per_s = per_s
-        self._since_s = now_s
+        self.restart(now_s)
 
     def restart(self, now_s: float) -> None:
         """The server is cold again."""
-        self._since_s = now_s
+        self._allowed = 1.0
+        self._at_s = self._window_s = now_s
+        # The most that was asked for in this window and in the one before it.
+        self._peak = self._peak_before = 0
 
     def wait_s(self, now_s: float, *, open_requests: int) -> float:
         """Say how long the next request must wait beside so many open ones; 0 means now."""
-        allowed_s = (open_requests - 1) / self._per_s
-        return max(0.0, self._since_s + allowed_s - now_s)
+        wanted = open_requests + 1
+        if now_s - self._window_s >= self.KEEP_S:
+            recent = now_s - self._window_s < 2 * self.KEEP_S
+            self._peak_before = self._peak if recent else 0
+            self._peak, self._window_s = 0, now_s
+        self._peak = max(self._peak, wanted)
+        grown = self._allowed + (now_s - self._at_s) * self._per_s
+        self._allowed = min(grown, max(self._peak, self._peak_before))
+        self._at_s = now_s
+        return max(0.0, (wanted - self._allowed) / self._per_s)
 
 
 class Throughput:

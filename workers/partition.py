@@ -124,15 +124,19 @@ class PartitionSink:
             self._give_up(standing, intent)
             return 0
         self._lease.attempt(intent)
-        found = read_entries(
-            self._client, self._record, self._lease.partition, first=intent.first, last=intent.last
-        )
-        entries = [entry for entry in found if isinstance(entry, Entry)]
+        entries = self._entries_of(intent)
         if len(entries) != intent.rows:
             # A reconcile took out what the store had already, or a poison entry was set aside.
             self._void(intent)
             return 0
         return self._store(intent, entries)
+
+    def _entries_of(self, intent: Intent) -> list[Entry]:
+        """Read what is left of an intent's entries."""
+        found = read_entries(
+            self._client, self._record, self._lease.partition, first=intent.first, last=intent.last
+        )
+        return [entry for entry in found if isinstance(entry, Entry)]
 
     def _store(self, intent: Intent, entries: list[Entry]) -> int:
         """Steps 2 to 4."""
@@ -163,7 +167,12 @@ class PartitionSink:
         return len(entries)
 
     def _build(self, intent: Intent, entries: list[Entry]) -> Batch:
-        place = Place(uid=self._record.uid, partition=self._lease.partition, seq=intent.seq)
+        place = Place(
+            uid=self._record.uid,
+            partition=self._lease.partition,
+            seq=intent.seq,
+            format=self._record.params.format,
+        )
         try:
             return build(entries, place, written_at=now())
         except Exception as error:
@@ -197,12 +206,10 @@ class PartitionSink:
             until = known.until if known and known.holds_for(intent.first) else intent.last
             self._void(intent, limit=Limit(max(1, intent.rows // SHRINK), until))
             return
-        [entry] = read_entries(
-            self._client, self._record, self._lease.partition, first=intent.first, last=intent.last
-        )
-        if isinstance(entry, Entry):
-            entry = BrokenEntry(entry_id=intent.first, why="its batch kept failing", entry=entry)
-        self._set_aside(entry)
+        for entry in self._entries_of(intent):
+            self._set_aside(
+                BrokenEntry(entry_id=entry.entry_id, why="its batch kept failing", entry=entry)
+            )
         reached("sink.set_aside")
         self._void(intent, limit=NO_LIMIT)
 

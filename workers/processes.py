@@ -1,7 +1,7 @@
 """Run one child process for each worker group, start again what dies, pass signals on.
 
-When this process itself is killed, its children see that their parent is another, and drain: nobody
-would start them again.
+When this process itself is killed, its children see that their parent is another, and drain:
+nobody would start them again.
 """
 
 import logging

@@ -1,7 +1,8 @@
 """Give jobs back to the front of their queues, uncharged, as soon as Redis answers.
 
-A job in `Holdings.returning` is not renewed any more. Both calls go through the same desk, one after
-the other: a renewal that overtook the return of its job would lease to us what we have forgotten.
+A job in `Holdings.returning` is not renewed any more. Both calls go through the same desk, one
+after the other: a renewal that overtook the return of its job would lease to us what we have
+forgotten.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ class Returns:
         """Give back what is left; False when Redis has not taken it all by then."""
         try:
             async with asyncio.timeout(limit_s):
-                while not await self._send():
+                while not await self._send():  # noqa: ASYNC110 - Redis is asked, not an event
                     await asyncio.sleep(self._desk.wait_s())
         except TimeoutError:
             return False

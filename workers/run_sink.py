@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, cast
 from common import connect, ending, names
 from common.errors import HeadraceError
 from common.models import RunRecord
+from common.queue.audit import EVERY_MS
 from common.queue.maintenance import ended_signature
-from common.queue.sinklease import PartitionLease, PartitionLostError, RunView, look
+from common.queue.sinklease import PartitionLease, PartitionLostError
+from common.queue.sinkview import RunView, look
 from common.reconcile import reconcile
+from common.restore import audit_and_restore
 from common.store import ObjectStore
 from workers.batch import Limits, Waiting, due
 from workers.partition import PartitionSink
@@ -77,6 +80,7 @@ class RunSink:
         self._token = token
         self._limits = limits
         self._clock = clock
+        self._audit_again_s = self._clock() + EVERY_MS / 1000
         self._look_again_s = 0.0
         self._differed = False
         self._pinned = False
@@ -105,6 +109,8 @@ class RunSink:
         flush = flush or view.all_ended or view.cancelled_run
         for partition in list(self.leases):
             self._drain(partition, view, flush=flush)
+        if not (view.all_ended or flush):
+            self._audit()
         return self._end(view)
 
     def release(self) -> None:
@@ -167,6 +173,13 @@ class RunSink:
             log.info("run %s partition %d: %s; begins anew", self.record.run, partition, lost.why)
             self._leave(partition)
 
+    def _audit(self) -> None:
+        """Put back what RQ's tools took from the run: a sink can reach `inputs/`."""
+        if self._clock() < self._audit_again_s:
+            return
+        self._audit_again_s = self._clock() + EVERY_MS / 1000
+        audit_and_restore(self._client, self.store, self.record, every_ms=EVERY_MS)
+
     def _keep_pinned(self) -> None:
         """Keep the identity of the model in the store too, so that a rebuild has it."""
         if self._pinned or 0 not in self.leases:
@@ -205,6 +218,7 @@ class RunSink:
             reconcile(self._client, self.store, self.record, deep=True)
         if not report.ended and not self._differed:
             # At once, unless it is the same difference again: that needs somebody's hand.
-            self._look_again_s = 0.0
+            self._audit_again_s = self._clock() + EVERY_MS / 1000
+        self._look_again_s = 0.0
         self._differed = report.differs
         return report.ended

@@ -5,7 +5,7 @@ alone decides what leaves the process.
 """
 
 import asyncio
-import datetime
+import datetime as dt
 import random
 import time
 from typing import Protocol
@@ -17,8 +17,8 @@ from common.models import Claim, Params, Result
 from workers.clamp import clamped_request
 from workers.faults import AttemptError, Kind, ServerAnswer, Verdict, after_probe, classify, wait_s
 from workers.holdings import Open
+from workers.requests import Request, build_request, read_prompt
 from workers.rids import Rids
-from workers.requests import RawPrompt, Request, build_request, read_prompt
 from workers.rows import (
     Completion,
     Failure,
@@ -76,16 +76,25 @@ class Charger(Protocol):
     """Charges attempts durably."""
 
     async def charge(self, claim: Claim, reason: str, *, before: int) -> int:
-        """Count an attempt in Redis, `before` being those so far; returns how many this try has."""
+        """Count an attempt in Redis.
+
+        Args:
+            claim: Whose.
+            reason: One word.
+            before: Attempts so far.
+
+        Returns:
+            How many this try has now.
+        """
 
 
 class Prompter:
     """Serves prompts at one server with one process's ids."""
 
     def __init__(self, server: Server, charger: Charger, rids: Rids) -> None:
-        self._server = server
-        self._charger = charger
-        self._rids = rids
+        self.server = server
+        self.charger = charger
+        self.rids = rids
 
     async def serve(self, job: Open, params: Params, timeout_s: float) -> Result | Returned:
         """Make attempts until the prompt has ended or must go back.
@@ -95,70 +104,61 @@ class Prompter:
             params: Its run's.
             timeout_s: Time limit of one attempt.
         """
-        claim = job.claim
         try:
-            prompt = read_prompt(claim.prompt)
-            request = self._build(job, prompt, params)
+            serving = _Serving(self, job, params=params, timeout_s=timeout_s)
         except ServerUnusableError as error:
             return Returned(fault=str(error), config=True)
         except ValueError as error:
-            return self._failed(
-                claim, Verdict(kind=Kind.PROMPT, reason="unreadable", message=str(error))
-            )
-        attempts, refusals = claim.attempts, 0
+            verdict = Verdict(kind=Kind.PROMPT, reason="unreadable", message=str(error))
+            return failed(job.claim, verdict, attempts=None, server=self.server.origin.server)
+        return await serving.run()
+
+
+class _Serving:
+    """One prompt in its slot.
+
+    Raises:
+        ServerUnusableError: At making: the server does not tell what the request needs.
+        ValueError: At making: the prompt cannot be read.
+    """
+
+    def __init__(self, prompter: Prompter, job: Open, *, params: Params, timeout_s: float) -> None:
+        self._server = prompter.server
+        self._charger = prompter.charger
+        self._rids = prompter.rids
+        self._job = job
+        self._params = params
+        self._timeout_s = timeout_s
+        self._attempts = job.claim.attempts
+        self._refusals = 0
+        self._prompt = read_prompt(job.claim.prompt)
+        self._request = self._build()
+
+    async def run(self) -> Result | Returned:
+        """Make attempts until the prompt has ended or must go back."""
         while True:
-            job.rid = request.rid
-            outcome = await self._attempt(request, timeout_s, fresh=job.alone)
-            verdict = await self._settle(classify(request, outcome), outcome)
-            job.rid = ""
-            if verdict.kind is Kind.COMPLETED:
-                return self._completed(claim, attempts, prompt, request, verdict, outcome)
-            if job.leaving:
-                # Aborted by us: whoever did it has said what becomes of the job.
-                return Returned()
-            smaller = self._clamped(job, request, outcome)
-            if smaller is not None:
-                request = smaller
-                continue
-            if verdict.kind in {Kind.SERVER, Kind.CONFIG}:
-                return self._gone(job, verdict)
-            if verdict.kind is Kind.PROMPT:
-                return self._failed(claim, verdict, attempts + 1)
-            if verdict.kind is Kind.LOAD:
-                refusals += 1
-                await self._rest(job, verdict, refusals)
-            elif verdict.kind is Kind.ANSWER:
-                attempts = await self._charge(claim, attempts, verdict)
-                if attempts >= params.attempts:
-                    return self._failed(claim, verdict, attempts)
-                await asyncio.sleep(ATTEMPT_PAUSE_S)
-            request = self._build(job, prompt, params)
+            self._job.rid = self._request.rid
+            outcome = await self._attempt()
+            verdict = await self._settle(classify(self._request, outcome), outcome)
+            self._job.rid = ""
+            ended = self._end(verdict, outcome) or await self._go_on(verdict)
+            if ended is not None:
+                return ended
 
-    async def _rest(self, job: Open, verdict: Verdict, refusals: int) -> None:
-        """Wait after a refusal: as long as the server asks every one of us to, else longer each time."""
-        job.resting = True
-        jitter = random.random()  # noqa: S311 - spreading, not secrecy
-        if verdict.retry_after_s is not None:
-            self._server.ask_for_rest(verdict.retry_after_s)
-        await asyncio.sleep(wait_s(verdict, refusals=refusals, jitter=jitter))
-        while (left_s := self._server.rest_s()) > 0:
-            await asyncio.sleep(left_s * (1 + jitter / 4))
-        job.resting = False
-
-    def _build(self, job: Open, prompt: RawPrompt, params: Params) -> Request:
+    def _build(self) -> Request:
         return build_request(
-            prompt,
-            params,
+            self._prompt,
+            self._params,
             model=self._server.origin.model,
-            rid=self._rids.next(job.slot),
+            rid=self._rids.next(self._job.slot),
             context_length=self._server.context_length,
         )
 
-    async def _attempt(
-        self, request: Request, timeout_s: float, *, fresh: bool
-    ) -> ServerAnswer | AttemptError:
+    async def _attempt(self) -> ServerAnswer | AttemptError:
         try:
-            return await self._server.generate(request, timeout_s, fresh=fresh)
+            return await self._server.generate(
+                self._request, self._timeout_s, fresh=self._job.alone
+            )
         except AttemptError as error:
             return error
 
@@ -170,51 +170,87 @@ class Prompter:
         """
         if verdict.kind is Kind.PROBE:
             return after_probe(verdict, alive=await self._server.alive())
-        if verdict.kind is Kind.CONFIG and isinstance(outcome, ServerAnswer):
-            if await self._server.alive():
-                return msgspec.structs.replace(verdict, kind=Kind.ANSWER)
+        reads_as_ours = verdict.kind is Kind.CONFIG and isinstance(outcome, ServerAnswer)
+        if reads_as_ours and await self._server.alive():
+            return msgspec.structs.replace(verdict, kind=Kind.ANSWER)
         return verdict
 
-    async def _charge(self, claim: Claim, attempts: int, verdict: Verdict) -> int:
-        try:
-            return max(
-                attempts + 1, await self._charger.charge(claim, verdict.reason, before=attempts)
-            )
-        except RedisUnusableError:
-            # Redis is away: counted here, so that this process does not try for ever.
-            return attempts + 1
-
-    def _clamped(
-        self, job: Open, request: Request, outcome: ServerAnswer | AttemptError
-    ) -> Request | None:
-        if not isinstance(outcome, ServerAnswer):
-            return None
-        return clamped_request(
-            request, outcome.status, outcome.body, rid=self._rids.next(job.slot)
-        )
-
-    def _gone(self, job: Open, verdict: Verdict) -> Result | Returned:
+    def _end(
+        self, verdict: Verdict, outcome: ServerAnswer | AttemptError
+    ) -> Result | Returned | None:
+        """Say what the prompt ends as, None when another attempt may follow."""
+        if verdict.kind is Kind.COMPLETED:
+            return self._completed(verdict, outcome)
+        if self._job.leaving:
+            # Aborted by us: whoever did it has said what becomes of the job.
+            return Returned()
+        if verdict.kind is Kind.SERVER:
+            return self._died(verdict)
         if verdict.kind is Kind.CONFIG:
             return Returned(fault=f"{verdict.reason} (HTTP {verdict.status})", config=True)
+        if verdict.kind is Kind.PROMPT and not self._clamp(outcome):
+            return self._failed(verdict, self._attempts + 1)
+        return None
+
+    async def _go_on(self, verdict: Verdict) -> Result | None:
+        """Get ready for another attempt; a failure when there shall be none."""
+        if verdict.kind is Kind.PROMPT:
+            return None  # a smaller request stands ready
+        if verdict.kind is Kind.LOAD:
+            await self._rest(verdict)
+        elif verdict.kind is Kind.ANSWER:
+            self._attempts = await self._charge(verdict)
+            if self._attempts >= self._params.attempts:
+                return self._failed(verdict, self._attempts)
+            await asyncio.sleep(ATTEMPT_PAUSE_S)
+        self._request = self._build()
+        return None
+
+    async def _rest(self, verdict: Verdict) -> None:
+        """Wait after a refusal: as long as the server asks all of us to, else longer each time."""
+        self._job.resting = True
+        self._refusals += 1
+        jitter = random.random()  # noqa: S311 - spreading, not secrecy
+        if verdict.retry_after_s is not None:
+            self._server.ask_for_rest(verdict.retry_after_s)
+        left_s = wait_s(verdict, refusals=self._refusals, jitter=jitter)
+        while left_s > 0:
+            await asyncio.sleep(left_s)
+            left_s = self._server.rest_s() * (1 + jitter / 4)
+        self._job.resting = False
+
+    async def _charge(self, verdict: Verdict) -> int:
+        before = self._attempts
+        try:
+            charged = await self._charger.charge(self._job.claim, verdict.reason, before=before)
+        except RedisUnusableError:
+            # Redis is away: counted here, so that this process does not try for ever.
+            return before + 1
+        return max(before + 1, charged)
+
+    def _clamp(self, outcome: ServerAnswer | AttemptError) -> bool:
+        """Make the second request of a run that asks for what the context leaves, if it is due."""
+        if not isinstance(outcome, ServerAnswer):
+            return False
+        smaller = clamped_request(
+            self._request, outcome.status, outcome.body, rid=self._rids.next(self._job.slot)
+        )
+        if smaller is not None:
+            self._request = smaller
+        return smaller is not None
+
+    def _died(self, verdict: Verdict) -> Result | Returned:
         reached = verdict.reason != "refused"
-        if reached and convicts(job):
-            return poison(job.claim, server=self._server.origin.server)
+        if reached and convicts(self._job):
+            return poison(self._job.claim, server=self._server.origin.server)
         return Returned(died=reached, fault=verdict.reason)
 
-    def _completed(
-        self,
-        claim: Claim,
-        attempts: int,
-        prompt: RawPrompt,
-        request: Request,
-        verdict: Verdict,
-        outcome: ServerAnswer | AttemptError,
-    ) -> Result:
+    def _completed(self, verdict: Verdict, outcome: ServerAnswer | AttemptError) -> Result:
         if verdict.answer is None or not isinstance(outcome, ServerAnswer):
             raise AssertionError("a completion has an answer")
-        claim = msgspec.structs.replace(claim, attempts=attempts)
+        claim = msgspec.structs.replace(self._job.claim, attempts=self._attempts)
         done = Completion(
-            request=request,
+            request=self._request,
             answer=verdict.answer,
             origin=self._server.origin,
             flags=verdict.flags,
@@ -222,10 +258,10 @@ class Prompter:
             completed_at=utc_now(),
         )
         try:
-            row = completion_row(claim, prompt, done)
+            row = completion_row(claim, self._prompt, done)
         except RowTooLargeError as error:
             too_large = Verdict(kind=Kind.PROMPT, reason="too_large", message=str(error))
-            return self._failed(claim, too_large, attempts + 1)
+            return self._failed(too_large, self._attempts + 1)
         return Result(
             run=claim.run,
             uid=claim.uid,
@@ -239,8 +275,9 @@ class Prompter:
             flags=verdict.flags,
         )
 
-    def _failed(self, claim: Claim, verdict: Verdict, attempts: int | None = None) -> Result:
-        return failed(claim, verdict, attempts=attempts, server=self._server.origin.server)
+    def _failed(self, verdict: Verdict, attempts: int) -> Result:
+        server = self._server.origin.server
+        return failed(self._job.claim, verdict, attempts=attempts, server=server)
 
 
 def convicts(job: Open) -> bool:
@@ -279,5 +316,5 @@ def failed(claim: Claim, verdict: Verdict, *, attempts: int | None, server: str)
 def utc_now() -> str:
     """Give the wall time as ISO 8601 in UTC, to the millisecond."""
     seconds = time.time()
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

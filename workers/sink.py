@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common import connect
-from common.errors import HeadraceError, RedisUnusableError, StoreUnusableError
+from common.errors import HeadraceError, RedisUnusableError, StoreUnusableError, UsageError
 from common.models import RunRecord
 from common.queue import Runs
 from common.queue.sinklease import LEASE_MS, PartitionLostError, new_token
 from common.store import ObjectStore, open_store, outer_retry
+from common.store.parquet import SUFFIX, check_pyarrow
 from common.store.retry import full_jitter_s
 from workers.batch import Limits
 from workers.partition import BatchRefusedError
@@ -187,13 +188,15 @@ class Sink:
                 continue
             try:
                 self._open_run(record, deadline_s=PROBE_LIMIT_S if at_start else 0.0)
-            except StoreUnusableError as error:
+            except (StoreUnusableError, UsageError) as error:
                 if at_start and len(wanted) == 1:
                     raise
                 log.error("run %s has an output that cannot be used: %s", name, error)  # noqa: TRY400
 
     def _open_run(self, record: RunRecord, *, deadline_s: float) -> None:
         """Check with real calls what a sink needs, before anything depends on it."""
+        if record.params.format == SUFFIX:
+            check_pyarrow()
         store = self._open(record)
         outer_retry(store.probe, deadline_s=deadline_s)
         if not store.conditional:

@@ -1,7 +1,7 @@
-"""Stop a worker group in two stages: no more claims and the grace for what is open, then back with it.
+"""Stop a worker group in two stages: no claims and the grace for what is open, then back with it.
 
-A second request to stop skips the grace. Redis or the server may be away meanwhile: whatever cannot be
-said to them within a few seconds is left to leases and to the next process of this name.
+A second request to stop skips the grace. Redis or the server may be away meanwhile: whatever
+cannot be said to them within a few seconds is left to leases and to the next process of this name.
 """
 
 import asyncio
@@ -11,12 +11,11 @@ import time
 
 from common.errors import RedisUnusableError
 from workers.aborts import LIMIT_S
+from workers.core import Core
 from workers.desk import Bell
 from workers.endings import Endings
 from workers.finisher import Finisher
-from workers.holdings import Holdings
 from workers.keeper import Keeper
-from workers.options import GroupOptions
 from workers.returns import Returns
 from workers.showing import Showing
 
@@ -25,38 +24,13 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.2
 
 
-class StopRequest:
-    """Whether this process was told to stop, how often, and by which signal.
-
-    Attributes:
-        asked: Set by the first request.
-        hurried: Set by the second one.
-        signal: Number of the first signal, None where none was the reason.
-    """
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.hurried = asyncio.Event()
-        self.signal: int | None = None
-
-    def ask(self, signal: int | None = None) -> None:
-        """Ask to stop."""
-        if self.asked.is_set():
-            self.hurried.set()
-        else:
-            self.signal = signal
-        self.asked.set()
-
-
 class WindDown:
     """The orderly end of one process, once it claims no more."""
 
     def __init__(
         self,
-        options: GroupOptions,
+        core: Core,
         *,
-        stop: StopRequest,
-        holdings: Holdings,
         endings: Endings,
         returns: Returns,
         finisher: Finisher,
@@ -64,9 +38,9 @@ class WindDown:
         showing: Showing,
         bell: Bell,
     ) -> None:
-        self._options = options
-        self._stop = stop
-        self._holdings = holdings
+        self._options = core.options
+        self._stop = core.stop
+        self._holdings = core.holdings
         self._endings = endings
         self._returns = returns
         self._finisher = finisher
@@ -79,7 +53,8 @@ class WindDown:
         """Wind down.
 
         Args:
-            claiming: The last claim, which has been asked to end: what it brings goes back as well.
+            claiming: The last claim, which has been asked to end: what it brings goes back as
+            well.
         """
         deadline_s = time.monotonic() + self._options.grace_s
         log.info(
@@ -114,7 +89,7 @@ class WindDown:
         return max(LOOK_S, min(left_s, self._options.timing.redis_limit_s))
 
     def _busy(self) -> bool:
-        """Whether anything is worth waiting for: a request that runs, a result not recorded yet."""
+        """Whether anything is worth waiting for: a running request, a result not recorded yet."""
         self._endings.stop([job for job in self._holdings.open.values() if job.resting])
         return bool(self._holdings.open or self._holdings.unsent)
 

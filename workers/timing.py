@@ -1,4 +1,4 @@
-"""How often a worker group looks, says and renews, and how long it waits for what. All in seconds."""
+"""How often a worker group looks, says and renews, and how long it waits. All in seconds."""
 
 import os
 
@@ -13,8 +13,8 @@ ENVIRONMENT = "HEADRACE_TIMING"
 class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The clockwork of one worker group; the defaults are what production runs on.
 
-    A server that hangs is found within `load_every_s + load_s` (the last movement was seen so late)
-    + `stall_s` + `load_every_s + load_s` + `probe_s`: 59 s.
+    A server that hangs is found within `load_every_s + load_s` (the last movement was seen so
+    late) + `stall_s` + `load_every_s + load_s` + `probe_s`: 59 s.
 
     Attributes:
         ask_again_s: Between two questions to a server that is not there.

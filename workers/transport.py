@@ -196,9 +196,7 @@ class Transport:
         finally:
             await response.aclose()
 
-    def _gone(
-        self, what: str, error: BaseException, *, reached: bool = False
-    ) -> ServerGoneError:
+    def _gone(self, what: str, error: BaseException, *, reached: bool = False) -> ServerGoneError:
         # The type alone: a parser's message may quote the answer.
         cause = error.__cause__ or error
         return ServerGoneError(

@@ -2,13 +2,13 @@
 
     waiting   no token has come yet: refused, 503, or warming up; asked again every second
     ready     a one-token request was answered: claims may go on
-    down      refused or reset, or nothing moved for STALL_S while requests were open and a one-token
+    down      refused or reset, or nothing moved for a while with requests open, and a one-token
               request was not answered either; claims stop until a token comes again
-    faulty    it answers, but refuses us (key, no such page): says so, asked again every 30 s; before
-              the first token that ends the process, for somebody has to change something
+    faulty    it answers, but refuses us (key, no such page): says so, asked again every 30 s;
+              before the first token that ends the process, for somebody has to change something
 
-`/health` is not asked: it says 503 under a long prefill and 200 over a dead scheduler. What counts is
-progress (answers, or the server's own token counters) and a real token.
+`/health` is not asked: it says 503 under a long prefill and 200 over a dead scheduler. What counts
+is progress (answers, or the server's own token counters) and a real token.
 """
 
 import asyncio

@@ -171,15 +171,23 @@ class Jobs:
         return int(self._call("charge", self.epoch, run, key, reason, known, client=client))
 
     def reap(
-        self, *, dead_epoch: str = "", lease_ms: int = LEASE_MS
+        self, *, dead_epoch: str = "", lease_ms: int = LEASE_MS, steady: bool = False
     ) -> tuple[int, int, list[Claim]]:
         """End leases that have run out, or all of a process that is known to be dead.
+
+        Args:
+            dead_epoch: That process; empty: whatever has run out.
+            lease_ms: Of what is handed over.
+            steady: Do it only when this process's own renewals have come without a gap for one
+                lease: after an outage of Redis every lease has run out, and those who live renew
+                first.
 
         Returns:
             How many jobs went back, how many were parked, and those that were lost again while
             they were tried alone: leased to this process, which ends them as `poison_worker`.
         """
-        reply = self._call("reap", dead_epoch, REAP_LIMIT, MOST_LOST, self.epoch, lease_ms)
+        word = "steady" if steady else ""
+        reply = self._call("reap", dead_epoch, REAP_LIMIT, MOST_LOST, self.epoch, lease_ms, word)
         return int(reply[0]), int(reply[1]), [read_claim(item) for item in reply[2:]]
 
     def take_slots(

@@ -30,6 +30,7 @@ _BUILDERS = {
     "sinks_key": names.sinks,
     "set_aside_key": names.set_aside,
     "slots_key": names.slots,
+    "renewed_key": names.renewed,
     "rq_queue": names.rq_queue,
     "rq_started": names.rq_started,
     "rq_failed": names.rq_failed,

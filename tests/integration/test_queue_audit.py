@@ -74,8 +74,12 @@ def test_parked_jobs_are_left_parked(client: "redis.Redis") -> None:
         world.claim(jobs)
         jobs.give_back(world.held([0, 1]), died=True)
 
-    assert audit_run(client, world.record).relisted == 0
+    world.add([2])
+    client.delete(names.rq_queue(world.run))
+
+    assert audit_run(client, world.record).relisted == 1
     assert world.parked() == {0, 1}
+    assert world.listed() == [2]
 
 
 def test_many_cancelled_jobs_end_and_those_in_flight_wait(client: "redis.Redis") -> None:

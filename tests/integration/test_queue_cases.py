@@ -1,4 +1,4 @@
-"""Faults that people met in queues of this kind, tried on ours: cases B59 to B65, B76, B90, B91."""
+"""Faults that people met in such queues, tried on ours: cases B59 to B65, B76, B90, B91."""
 
 import subprocess
 import sys
@@ -75,7 +75,11 @@ def test_b61_a_finished_prompt_is_not_failed_by_rqs_cleaning_of_a_stale_entry(
 
 @pytest.mark.parametrize(
     "params",
-    [Params(max_tokens=16), Params(max_tokens=100_000), Params(request_timeout_s=9000, attempts=7)],
+    [
+        Params(max_tokens=16),
+        Params(max_tokens=100_000),
+        Params(request_timeout_s=9000, attempts=7),
+    ],
 )
 def test_b62_every_job_has_a_limit_of_its_own_above_all_its_attempts(params: Params) -> None:
     assert job_timeout_s(params) > params.attempts * request_timeout_s(params)
@@ -196,4 +200,4 @@ def test_the_job_that_rq_fetches_is_complete(client: "redis.Redis") -> None:
     assert (job.origin, job.func_name) == ("demo", "workers.group.generate")
     assert str(job.get_status()) in {"queued", "JobStatus.QUEUED"}
     with pytest.raises(RuntimeError, match="workers start"):
-        job.perform()  # type: ignore[no-untyped-call]
+        job.perform()

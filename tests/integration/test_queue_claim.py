@@ -81,6 +81,43 @@ def test_leased_ended_and_parked_ids_are_passed_over(client: "redis.Redis") -> N
     assert world.states()[1] == "failed/1"
 
 
+def test_a_parked_id_that_is_listed_too_is_passed_over(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=2)
+    client.zadd(names.parked(world.run), {world.hex(0): 1})
+
+    assert world.claimed(world.jobs("e1")) == [1]
+    assert world.parked() == {0}
+
+
+def test_a_cancelled_id_that_is_listed_still_is_passed_over(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=2)
+    client.hset(names.rq_job(world.hex(0)), "status", "canceled")
+
+    assert world.claimed(world.jobs("e1")) == [1]
+    assert world.job(0)["status"] == b"canceled"
+
+
+def test_a_failed_id_that_has_left_the_failed_registry_is_a_new_try(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+    jobs.charge(world.run, world.key(0), "timeout")
+    client.hset(names.rq_job(world.hex(0)), mapping={"turns": "[]", "deaths": 1, "lost": 1})
+    world.finish(jobs, [0], "failed")
+    client.rpush(names.rq_queue(world.run), world.hex(0))
+    stale = world.claim(jobs).claims
+    client.zrem(names.rq_failed(world.run), world.hex(0))
+    client.rpush(names.rq_queue(world.run), world.hex(0))
+
+    [claim] = world.claim(jobs).claims
+
+    assert stale == []
+    assert (claim.try_, claim.attempts, claim.deaths, claim.lost) == (2, 0, 0, 0)
+    assert "turns" not in world.job(0)
+    assert (world.counts().failed, world.counts().in_flight) == (0, 1)
+    world.check()
+
+
 def test_a_stale_hash_of_an_ended_prompt_is_removed(client: "redis.Redis") -> None:
     world = QueueWorld(client, prompts=1)
     jobs = world.jobs("e1")

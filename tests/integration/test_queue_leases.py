@@ -197,6 +197,19 @@ def test_a_suspect_given_back_stays_a_suspect(client: "redis.Redis") -> None:
     assert (reply.alone, reply.claims[0].deaths) == (True, 2)
 
 
+def test_a_suspect_whose_lease_is_lost_stays_a_suspect(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    park(world, jobs, [0])
+    world.claim(jobs, alone=True)
+    world.expire_leases([0])
+
+    assert jobs.reap() == (0, 1, [])
+
+    assert (world.parked(), world.listed()) == ({0}, [])
+    world.check()
+
+
 def test_a_suspect_that_rq_cancelled_is_not_tried(client: "redis.Redis") -> None:
     world = QueueWorld(client, prompts=1)
     jobs = world.jobs("e1")

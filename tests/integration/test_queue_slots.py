@@ -212,6 +212,8 @@ def test_after_a_restart_nobodys_requests_are_aborted_before_holders_could_speak
 
 def test_a_real_restart_changes_the_run_id(any_redis: RedisServer) -> None:
     with any_redis.client() as client:
+        # With `everysec` a kill loses what waited for a slow fsync.
+        client.config_set("appendfsync", "always")
         known_redis(client)
         take(process(client, "e1"), 40, bound=72)
         any_redis.restart()

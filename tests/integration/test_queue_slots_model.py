@@ -74,7 +74,7 @@ class SlotWalk(RuleBasedStateMachine):
         holds = process.believes(self.now_ms) or None
         reply = take(process.jobs, wanted, bound=BOUND, quiet=quiet, holds=holds)
         if reply.what == "settle":
-            # Whoever is settled is past its own clock: it opens nothing, and its requests are ended.
+            # Whoever is settled is past its own clock: it opens nothing, its requests are ended.
             assert self.processes[reply.other].believes(self.now_ms) == 0 or self.rewinds
             reply = take(
                 process.jobs, wanted, bound=BOUND, settled=reply.other, quiet=quiet, holds=holds

@@ -11,9 +11,10 @@ import redis
 from common import catalog, manifests, names
 from common.errors import ConflictError, StateLostError
 from common.models import Entry, Record
+from common.overlap import to_drop
 from common.queue.maintenance import Maintenance, StreamItem, TurnLostError
 from common.queue.sinklease import PartitionLostError, new_token
-from common.reconcile import adopt_run, reconcile, to_drop
+from common.reconcile import adopt_run, reconcile
 from common.store import ObjectStore, open_store
 from common.store.frames import compress, digest_name
 from tests.support.memory_store import MemoryStore
@@ -603,6 +604,20 @@ def test_adopting_lifts_the_tombstone_and_keeps_a_cancellation_and_the_pinned_mo
     assert state.pinned == {"model": "m"}
 
 
+def test_what_only_progress_remembers_goes_on_after_a_rebuild(
+    server: RedisServer, world: World
+) -> None:
+    world.store.put(
+        names.PROGRESS, b'{"elapsed_hours":1.5,"duplicates_dropped":7,"retries":3,"rate":null}'
+    )
+    wipe(server, world)
+
+    adopt_run(world.client, world.store)
+
+    counts = world.runs.counts(RUN)
+    assert (counts.active_ms, counts.duplicates_dropped, counts.retries) == (5_400_000, 7, 3)
+
+
 def test_another_run_in_the_store_or_in_redis_is_a_conflict(
     redis_client: "redis.Redis", world: World, tmp_path: Path
 ) -> None:
@@ -615,7 +630,7 @@ def test_another_run_in_the_store_or_in_redis_is_a_conflict(
 
 
 def test_a_store_without_a_run_says_so(redis_client: "redis.Redis") -> None:
-    with pytest.raises(StateLostError, match="run.json"):
+    with pytest.raises(StateLostError, match=r"run\.json"):
         adopt_run(redis_client, MemoryStore())
 
 
@@ -666,7 +681,7 @@ def test_a_restart_in_the_midst_of_a_reconcile_begins_it_anew(
 def test_a_rewind_to_the_midst_of_this_very_reconcile_is_noticed(
     server: RedisServer, world: World
 ) -> None:
-    # The lease's token stands there too; only Redis' own run_id tells that what was taught is gone.
+    # The lease's token stands there too: only Redis' run_id tells that what was taught is gone.
     kept = save_point(server)
     disturb(world)
     back_to(server, kept, world)
@@ -706,9 +721,11 @@ def test_one_process_at_a_time_reconciles(server: RedisServer, world: World) -> 
 
 def test_a_process_that_lost_its_turn_can_write_nothing(server: RedisServer, world: World) -> None:
     restart(server, world)
-    with pytest.raises(TurnLostError), Maintenance(world.client, world.record) as turn:
-        world.client.delete(names.maintenance(RUN))
-        reconcile(world.client, world.store, world.record)
+    turn = Maintenance(world.client, world.record).__enter__()
+    world.client.delete(names.maintenance(RUN))  # its lease ends
+    reconcile(world.client, world.store, world.record)
+
+    with pytest.raises(TurnLostError):
         turn.teach([Record(key=bytes(16), fingerprint=bytes(8), try_=1, outcome="completed")])
 
     assert states(world)["completed"] == 0

@@ -301,9 +301,9 @@ def test_a_stock_worker_fails_the_jobs_visibly_and_the_audit_puts_them_back(
     assert world.counts().failed == 0
     assert (report.relisted, report.missing) == (3, ())
     assert world.failed_registry() == set()
+    assert [redis_client.ttl(names.rq_job(world.hex(number))) for number in range(3)] == [-1] * 3
     jobs = world.jobs("e1")
     assert sorted(world.claimed(jobs)) == [0, 1, 2]
-    assert [redis_client.ttl(names.rq_job(world.hex(number))) for number in range(3)] == [-1] * 3
     assert world.finish(jobs, [0, 1, 2]) == ["ok"] * 3
     world.check()
 

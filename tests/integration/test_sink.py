@@ -1,6 +1,7 @@
 """From result streams to the store: batches, sharing, what stands in the way, and full Redis."""
 
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -9,7 +10,8 @@ import redis
 from common import catalog, manifests, names
 from common.errors import StoreUnusableError
 from common.models import Entry, FailureRow
-from common.queue.sinklease import Intent, PartitionLease, PartitionLostError, look, new_token
+from common.queue.sinklease import Intent, PartitionLease, PartitionLostError, new_token
+from common.queue.sinkview import look
 from common.store import open_store
 from common.streams import parse
 from tests.support.memory_store import MemoryStore
@@ -88,8 +90,8 @@ def test_the_stream_never_shrinks_but_by_deletion_of_what_is_stored(
 ) -> None:
     world = World(redis_client, open_store(str(tmp_path)), prompts=200)
     world.finish(range(200))
-    with redis_client.monitor() as monitor:
-        redis_client.execute_command("PING")
+    with redis_client.monitor() as monitor:  # type: ignore[no-untyped-call]
+        redis_client.ping()
         drain(run_sink(world, rows=50))
         redis_client.echo("end")
         commands = []
@@ -247,7 +249,7 @@ def test_a_sequence_that_is_given_up_but_was_written_after_all_is_learnt(world: 
         # The sink that was thought dead writes its manifest while the next one gives up.
         if point != "sink.giving_up":
             return
-        found = world.client.xrange(names.results(RUN, 0))
+        found = world.entries()
         entries = [parse(raw.decode(), fields) for raw, fields in found]
         place = Place(uid=world.record.uid, partition=0, seq=1)
         batch = build([e for e in entries if isinstance(e, Entry)], place, written_at="late")
@@ -280,14 +282,14 @@ def test_a_sequence_is_used_only_after_the_one_before_it(world: World) -> None:
 
 
 def test_an_entry_that_is_no_result_does_not_stop_what_stands_behind_it(world: World) -> None:
-    bad = world.client.xadd(names.results(RUN, 0), {"what": "is this"})
+    bad = cast("bytes", world.client.xadd(names.results(RUN, 0), {"what": "is this"}))
     world.finish(range(10))
 
     drain(run_sink(world))
 
     assert len(world.current()) == 10
     kept = world.client.hkeys(names.set_aside(RUN))
-    assert kept == [b"00:" + bad]
+    assert kept == [b"00:%b" % bad]
     assert world.client.hget(names.counts(RUN), "set_aside") == b"1"
     world.check_counts()
 
@@ -338,7 +340,7 @@ def test_a_batch_that_the_store_refuses_is_cut_until_the_poison_entry_is_alone(
         intent = standing_intent(world)
         if intent is None:
             return False
-        rows = redis_client.xrange(names.results(RUN, 0), intent.first, intent.last)
+        rows = world.entries(intent.first, intent.last)
         return any(poison in fields[b"r"] for _, fields in rows)
 
     sink = run_sink(world, rows=20)
@@ -375,7 +377,7 @@ def test_killed_while_a_poison_entry_is_set_aside_it_is_set_aside_once(
     def note(reached: str) -> None:
         intent = standing_intent(world)
         if reached == "sink.built" and intent:
-            rows = redis_client.xrange(names.results(RUN, 0), intent.first, intent.last)
+            rows = world.entries(intent.first, intent.last)
             built[:] = [fields[b"r"] for _, fields in rows]
         if reached == point and reached not in died:
             died.add(reached)
@@ -404,7 +406,7 @@ def test_killed_while_a_poison_entry_is_set_aside_it_is_set_aside_once(
 def test_a_store_that_is_away_convicts_nobody(redis_client: "redis.Redis") -> None:
     away = True
     store = MemoryStore(
-        fault=lambda op, name: "away" if away and name.startswith("keys/") else None
+        fault=lambda _, name: "away" if away and name.startswith("keys/") else None
     )
     world = World(redis_client, store)
     world.finish(range(10))
@@ -503,6 +505,30 @@ def test_an_unknown_run_is_served_no_more(world: World) -> None:
 
     assert sink.step() is Standing.GONE
     assert sink.leases == {}
+
+
+def test_what_rqs_tools_took_from_a_run_comes_back(world: World) -> None:
+    sink = run_sink(world)
+    # As `rq empty` does: the list and the jobs' hashes are gone, the ledger counts on them.
+    for number in range(10):
+        world.client.delete(names.rq_job(world.key(number).hex()))
+    world.client.delete(names.rq_queue(RUN))
+    sink._audit_again_s = 0.0
+
+    sink.step()
+
+    assert world.client.llen(names.rq_queue(RUN)) == 10
+    request = world.client.hget(names.rq_job(world.key(3).hex()), "request")
+    assert request == world.prompt(3)
+
+
+def test_a_cancelled_run_ends_without_a_seal(world: World) -> None:
+    world.seal(sealed=False)
+    world.client.hset(names.run(RUN), "cancelled", "1")
+    world.finish(range(10), "cancelled")
+
+    assert drain(run_sink(world)) is Standing.FAILED
+    assert len(world.records()) == 10
 
 
 def test_figures_of_the_store_are_those_of_its_manifests(world: World) -> None:

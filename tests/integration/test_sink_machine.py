@@ -12,6 +12,7 @@ import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from typing_extensions import override
 
 from common import crashpoints, names
 from common.connect import client_for
@@ -179,6 +180,7 @@ class SinkMachine(RuleBasedStateMachine):
     def nothing_is_stored_twice(self) -> None:
         self.world.check_store()
 
+    @override
     def teardown(self) -> None:
         """Let everything come to its end: each accepted prompt has one current record."""
         try:
@@ -241,7 +243,7 @@ class SinkMachine(RuleBasedStateMachine):
         if interruption:
             interruption.reached(point)
 
-    def _fault(self, operation: str, name: str) -> str | None:
+    def _fault(self, _operation: str, _name: str) -> str | None:
         if threading.get_ident() not in self.stepping or not self.faults:
             return None
         return self.faults.pop(0) or None

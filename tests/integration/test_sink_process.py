@@ -124,8 +124,8 @@ def test_killed_in_a_reconcile_each_key_is_stored_once(tmp_path: Path, point: st
     ):
         world.finish([0])
         kept = save_point(server)
-        world.finish([1, 2, 3])
-        world.finish([4], "failed")
+        world.finish(range(1, 7))
+        world.finish([7], "failed")
         with SinkProcess(server.url, tmp_path, *DONE, crash_at="sink.shards:2") as sink:
             assert sink.wait() == STORED_THEN_KILLED
         rewind(server, kept)

@@ -18,12 +18,13 @@ from common.models import Counts
 from common.queue import GroupFigures, Groups, Runs
 from common.store import open_store
 from tests.support.producer_cli import environment, producer
-from tests.support.server_process import ServerProcess, wait_until
+from tests.support.server_process import ServerProcess
 
 MAMBA_LIMITED = ("--max-mamba-cache-size", "12", "--max-queued-requests", "4")
 """Flags of a server whose mamba pool lets it run 4 requests, and whose queue holds 4 more."""
 
 CONCURRENCY = 40
+LOOK_EVERY_S = 0.2
 Row = dict[str, Any]
 
 
@@ -155,18 +156,20 @@ class Pipeline:
     ) -> float:
         """Wait for the counters and keep each reading of the worker group; seconds waited."""
         began_s = time.monotonic()
-
-        def look() -> bool:
-            said = self.group()
-            if said is not None and (not self.figures or self.figures[-1] != said):
-                self.figures.append(said)
-            counts = self.counts()
-            left = counts.in_flight + counts.queued
-            assert counts.completed + counts.failed + left == counts.total
-            return condition(counts)
-
-        wait_until(look, f"{what}; {self.folder}", limit_s)
+        while not self._look(condition):
+            if time.monotonic() - began_s > limit_s:
+                raise TimeoutError(f"not within {limit_s:.0f} s: {what}; see {self.folder}")
+            # The server needs the cores.
+            time.sleep(LOOK_EVERY_S)
         return time.monotonic() - began_s
+
+    def _look(self, condition: Callable[[Counts], bool]) -> bool:
+        said, counts = self.group(), self.counts()
+        if said is not None and (not self.figures or self.figures[-1] != said):
+            self.figures.append(said)
+        left = counts.in_flight + counts.queued
+        assert counts.completed + counts.failed + left == counts.total
+        return condition(counts)
 
     def watch_to_the_end(self, sink: ServerProcess, limit_s: float = 300.0) -> float:
         return self.watch_until(lambda _: not sink.alive(), "the end of the run", limit_s)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import redis
@@ -140,7 +140,7 @@ class World:
         self, number: int, outcome: Outcome = "completed", *, try_: int = 1, text: str = "answer"
     ) -> Result:
         key, fingerprint = self.key(number), self.fingerprint(number)
-        common = {
+        common: dict[str, Any] = {
             "id": msgspec.Raw(b"%d" % number),
             "sample": 0,
             "key": key.hex(),
@@ -263,6 +263,11 @@ class World:
 
     def waiting(self) -> int:
         return sum(
-            cast("int", self.client.xlen(names.results(RUN, partition)))
+            self.client.xlen(names.results(RUN, partition))
             for partition in range(self.record.partitions)
         )
+
+    def entries(self, first: str = "-", last: str = "+") -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """What waits in the first partition's stream, as Redis gives it."""
+        found = self.client.xrange(names.results(RUN, 0), first, last)
+        return cast("list[tuple[bytes, dict[bytes, bytes]]]", found)

@@ -87,7 +87,7 @@ _DEFAULTS = Limits()
     show_default=True,
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
 )
-def sink(  # noqa: PLR0913 - one parameter a flag
+def sink(
     *,
     runs: tuple[str, ...],
     redis_url: str | None,

@@ -94,12 +94,12 @@ local function holds(run, hex, epoch)
 end
 
 -- Take a job out of all that says somebody works on it.
-local function release(run, hex)
+local function release(run, hex, job_goes)
   local holder = redis.call('HGET', rq_job(hex), 'holder')
   redis.call('ZREM', leases_key(run), hex)
   if holder then
     redis.call('ZREM', rq_started(run), hex .. ':' .. holder)
-    redis.call('HDEL', rq_job(hex), 'holder')
+    if not job_goes then redis.call('HDEL', rq_job(hex), 'holder') end
   else
     -- The job was deleted under its lease. Our members have one score, so they lie by their text;
     -- ';' is what follows ':'.

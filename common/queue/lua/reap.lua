@@ -1,7 +1,9 @@
 -- End leases: those that have run out, or all of one process that is known to be dead.
 -- Each counts as a lost lease of its job. Works when Redis is full.
 --
--- ARGV: dead epoch or '', limit, lost leases after which a job is parked, my epoch, lease (ms).
+-- ARGV: dead epoch or '', limit, lost leases after which a job is parked, my epoch, lease (ms),
+--   'steady' or '': only when my own renewals have come without a gap for one whole lease. Judged here
+--   and not by the caller, whose call may have waited in a frozen Redis while every lease ran out.
 -- Returns {back, parked, convicted...}: a job that was tried alone and lost again is leased to my
 --   epoch and handed over as {run, uid, key, fingerprint, try, attempts, deaths, lost, prompt}, to be
 --   ended as poison_worker.
@@ -11,6 +13,13 @@ local dead, limit, most_lost = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local epoch, lease_ms = ARGV[4], tonumber(ARGV[5])
 local now = now_ms()
 local back, parked, convicted = 0, 0, {}
+
+local function steady()
+  local since, last = string.match(redis.call('GET', renewed_key(epoch)) or '', '^(%d+) (%d+)$')
+  return since and now - tonumber(since) >= lease_ms and now - tonumber(last) <= lease_ms / 2
+end
+
+if ARGV[6] == 'steady' and not steady() then return {0, 0} end
 
 local function convict(run, raw, hex, entry)
   local uid = redis.call('HGET', run_key(run), 'uid')
@@ -28,9 +37,10 @@ local function reap(run, bits, hex)
   if not entry or entry.state ~= 'q' then return release(run, hex) end
   if not release_unended(run, hex) then return end
   local lost = redis.call('HINCRBY', rq_job(hex), 'lost', 1)
-  if lost > most_lost and redis.call('HGET', rq_job(hex), 'alone') then
+  local alone = redis.call('HGET', rq_job(hex), 'alone')
+  if alone and lost > most_lost then
     convict(run, raw, hex, entry)
-  elseif lost >= most_lost then
+  elseif alone or lost >= most_lost then
     redis.call('ZADD', parked_key(run), now, hex)
     parked = parked + 1
   else

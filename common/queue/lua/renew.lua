@@ -10,6 +10,17 @@ local epoch, lease_ms = ARGV[1], tonumber(ARGV[2])
 local now = now_ms()
 local reply = {}
 
+-- Since when this process has renewed without a gap: what its right to reap others hangs on.
+local function note_renewal()
+  local kept = redis.call('GET', renewed_key(epoch))
+  local since, last = string.match(kept or '', '^(%d+) (%d+)$')
+  if not since or now - tonumber(last) > lease_ms / 2 then since = string.format('%.0f', now) end
+  redis.call('SET', renewed_key(epoch), since .. ' ' .. string.format('%.0f', now),
+    'PX', string.format('%.0f', 2 * lease_ms))
+end
+
+note_renewal()
+
 local function renew(run, raw)
   local known = redis.call('HMGET', run_key(run), 'bits', 'cancelled')
   if not known[1] then return 'unknown' end

@@ -1,0 +1,98 @@
+"""A run whose shards are Parquet: the same rows, byte for byte, and columns to train on."""
+
+import importlib.util
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+
+from common import catalog, names
+from common.errors import StoreDamagedError, UsageError
+from common.models import Params
+from common.queue.sinklease import new_token
+from common.store import open_store
+from common.store.parquet import check_pyarrow, from_parquet, to_parquet
+from tests.support.run_world import World
+from tests.support.sinks import drain, expire_lease, killed_at, partition_sink, run_sink
+from tests.support.skips import skip_cannot_run
+from workers.run_sink import Standing
+
+PYARROW = importlib.util.find_spec("pyarrow") is not None
+
+
+@pytest.fixture
+def world(redis_client: "redis.Redis", tmp_path: Path) -> World:
+    if not PYARROW:
+        skip_cannot_run("pyarrow is not installed (the extra `parquet`)")
+    made = World(redis_client, open_store(str(tmp_path / "out")))
+    made.record = msgspec.structs.replace(made.record, params=Params(format="parquet"))
+    return made
+
+
+def test_rows_come_back_byte_for_byte(world: World) -> None:
+    world.finish(range(8))
+    with killed_at("sink.shards"):
+        partition_sink(world, token=new_token()).store_one()
+    expire_lease(world)
+    world.finish([8], "failed")
+    world.finish([9], text="ä € 𝄞")
+
+    assert drain(run_sink(world)) is Standing.FAILED
+
+    every = catalog.manifests_of(world.store, world.record.uid)
+    rows = [row for m in every for row in catalog.rows(world.store, m.shard)]
+    expected = [world.result(n).row for n in range(8)] + [world.result(9, text="ä € 𝄞").row]
+    assert rows == expected
+    assert all(m.shard.name.endswith(".parquet") for m in every if m.shard)
+    world.check_store()
+    world.check_counts()
+
+
+def test_the_columns_are_ready_to_train_on(world: World) -> None:
+    world.finish(range(10))
+    drain(run_sink(world))
+    [shard, *_] = [
+        found.name for found in world.store.list(names.SHARDS) if found.name.endswith(".parquet")
+    ]
+
+    data = world.store.get(shard)
+    assert data is not None
+    parquet = importlib.import_module("pyarrow.parquet")
+    path = Path(world.store.url) / shard
+    [first, *_] = parquet.read_table(path).to_pylist()
+    assert first["messages"] == [{"role": "assistant", "content": "answer"}]
+    assert first["id"] == "0"
+    assert first["completion_tokens"] == 6
+
+
+def test_messages_in_parts_and_rows_without_choices_are_kept() -> None:
+    if not PYARROW:
+        skip_cannot_run("pyarrow is not installed (the extra `parquet`)")
+    rows = [
+        b'{"id":"a","key":"k1","messages":[{"role":"user","content":[{"type":"text"}]}]}',
+        b'{"id":7,"key":"k2","messages":null,"choices":[{"content":null}]}',
+    ]
+
+    assert from_parquet(to_parquet(rows)) == b"\n".join([*rows, b""])
+
+
+def test_damage_is_told_as_such() -> None:
+    if not PYARROW:
+        skip_cannot_run("pyarrow is not installed (the extra `parquet`)")
+    with pytest.raises(StoreDamagedError):
+        from_parquet(b"PAR1 and nothing more")
+
+
+@pytest.mark.skipif(PYARROW, reason="cannot run here: pyarrow is installed")
+def test_without_pyarrow_the_extra_is_named() -> None:
+    with pytest.raises(UsageError, match=r"headrace\[parquet\]"):
+        check_pyarrow()
+
+
+def test_a_run_in_jsonl_needs_no_pyarrow(redis_client: "redis.Redis", tmp_path: Path) -> None:
+    world = World(redis_client, open_store(str(tmp_path / "out")))
+    world.finish(range(10))
+
+    assert drain(run_sink(world)) is Standing.COMPLETED
+    assert all(found.name.endswith(".jsonl.zst") for found in world.store.list(names.SHARDS))
