@@ -134,7 +134,7 @@ def _test(turn: Maintenance, store: ObjectStore, record: RunRecord) -> EndReport
     if missing:
         return EndReport(missing=missing)
     every = catalog.manifests_of(store, record.uid)
-    tally = count(store, every, listing, turn=turn)
+    tally = count(store, every, listing)
     differences = differing(tally, facts)
     if differences:
         log.error("run %s cannot end: %s", record.run, "; ".join(differences))
@@ -185,30 +185,21 @@ def differing(tally: Tally, facts: Facts) -> tuple[str, ...]:
     )
 
 
-def count(
-    store: ObjectStore,
-    every: list[Manifest],
-    listing: catalog.InputsListing,
-    *,
-    turn: Maintenance | None = None,
-) -> Tally:
+def count(store: ObjectStore, every: list[Manifest], listing: catalog.InputsListing) -> Tally:
     """Count a run by its store alone: one pass over `keys/` and `inputs/`, in bounded memory.
 
     Args:
         store: The run's output.
         every: All its manifests.
         listing: Its `inputs/`.
-        turn: Renewed meanwhile, where this is done in a turn.
     """
     outcomes: Counter[str] = Counter()
     accepted = input_tokens = output_tokens = 0
     with catalog.Bins() as inputs, catalog.Bins() as keys:
         for _, rows in catalog.all_inputs(store, listing.rows):
             inputs.add(row[0] + b"\n" for row in rows)
-            _renew(turn)
         for _, lines in catalog.all_key_lines(store, every):
             keys.add(lines)
-            _renew(turn)
         for accepted_keys, lines in catalog.matched(inputs, keys):
             accepted += len(set(accepted_keys))
             current = current_records(catalog.parsed(lines))
@@ -217,7 +208,6 @@ def count(
                 if record.outcome == "completed":
                     input_tokens += record.input_tokens
                     output_tokens += record.output_tokens
-            _renew(turn)
     return Tally(
         accepted=accepted,
         completed=outcomes["completed"],
@@ -226,11 +216,6 @@ def count(
         input_tokens=input_tokens,
         output_tokens=output_tokens,
     )
-
-
-def _renew(turn: Maintenance | None) -> None:
-    if turn is not None:
-        turn.renew()
 
 
 def _success(

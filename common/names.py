@@ -13,7 +13,8 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
                                         reconciled (Redis run_id), inputs_seq, ended (the state
                                         that `_SUCCESS` was written for, or `pending`), suspect
                                         (job that is tried alone), faults (in a row),
-                                        last_active_ms, audited_ms
+                                        last_active_ms, audited_ms, rest (some prompts may
+                                        stand in `inputs/` alone: Redis had no room for them)
     headrace:run:RUN:counts      hash   the counters of `models.Counts`
     headrace:run:RUN:open        hash   producers that have begun and not ended: source -> JSON
     headrace:run:RUN:l:BUCKET    hash   ledger bucket: rest of the key -> 9 bytes and up (below)

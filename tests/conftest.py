@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.cases.table import TESTS
 from tests.support.skips import refuse_quiet_skip, skip_cannot_run
 
 REPOSITORY = Path(__file__).parents[1]
@@ -30,6 +31,14 @@ def cases_folder() -> Path:
     if not folder.is_dir():
         skip_cannot_run(f"no folder of cases at {folder} (set CASES)")
     return folder
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that the table of cases names, before a `-m` picks among all."""
+    for item in items:
+        if item.nodeid.partition("[")[0] in TESTS or item.path.parent.name == "cases":
+            item.add_marker(pytest.mark.cases)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -147,7 +147,8 @@ class Keeper:
         return None
 
     def _take(self, wanted: int, settled: str, *, quiet: bool = False) -> SlotReply:
-        about: dict[str, object] = {"holds": self._granted} if self._granted else {}
+        # Past its own deadline it holds nothing: another may have been given its slots.
+        about: dict[str, object] = {"holds": self.slots} if self.slots else {}
         about |= {
             "host": self._core.options.host,
             "pid": self._pid,

@@ -22,10 +22,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common import connect
-from common.errors import HeadraceError, RedisUnusableError, StoreUnusableError, UsageError
+from common.errors import (
+    ConflictError,
+    HeadraceError,
+    RedisUnusableError,
+    StoreUnusableError,
+    UsageError,
+)
 from common.models import RunRecord
 from common.queue import Runs
 from common.queue.sinklease import LEASE_MS, PartitionLostError, new_token
+from common.reconcile import refuse_other_run
 from common.store import ObjectStore, open_store, outer_retry
 from common.store.parquet import SUFFIX, check_pyarrow
 from common.store.retry import full_jitter_s
@@ -42,6 +49,7 @@ log = logging.getLogger(__name__)
 RENEW_S = LEASE_MS / 3000
 SAY_S = 10.0
 PROBE_LIMIT_S = 20.0
+OPEN_AGAIN_S = 30.0
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +106,8 @@ class Sink:
         self._token = new_token()
         self._served: dict[str, _Served] = {}
         self._said_redis_s = float("-inf")
+        # Runs whose output was refused, and when it is tried again.
+        self._open_again_s: dict[str, float] = {}
         self._stop = threading.Event()
         self._ended = threading.Event()
 
@@ -186,11 +196,14 @@ class Sink:
             known = self._served.get(name)
             if record is None or (known and known.sink.record.uid == record.uid):
                 continue
+            if time.monotonic() < self._open_again_s.get(name, 0.0):
+                continue
             try:
                 self._open_run(record, deadline_s=PROBE_LIMIT_S if at_start else 0.0)
-            except (StoreUnusableError, UsageError) as error:
+            except (StoreUnusableError, UsageError, ConflictError) as error:
                 if at_start and len(wanted) == 1:
                     raise
+                self._open_again_s[name] = time.monotonic() + OPEN_AGAIN_S
                 log.error("run %s has an output that cannot be used: %s", name, error)  # noqa: TRY400
 
     def _open_run(self, record: RunRecord, *, deadline_s: float) -> None:
@@ -199,6 +212,7 @@ class Sink:
             check_pyarrow()
         store = self._open(record)
         outer_retry(store.probe, deadline_s=deadline_s)
+        refuse_other_run(store, record)
         if not store.conditional:
             log.warning(
                 "%s does not honour conditional writes: one rare case remains in which a prompt "

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from common import connect, names
-from common.errors import StateLostError
+from common.errors import RedisFullError, StateLostError
 from common.models import Params, RunRecord
 from common.queue.records import AddReply, LedgerEntry
 from common.queue.scripts import call
@@ -77,6 +77,11 @@ class Ledger:
             raise StateLostError(
                 f"run {self._record.run!r} has gone from Redis at {self._where}, or was made "
                 "anew: call this again"
+            )
+        if reply[0] == b"no_room":
+            raise RedisFullError(
+                f"Redis at {self._where} holds as many prompts as its maxmemory allows beside their "
+                "results: the rest waits until some have ended"
             )
         numbers = [int(number) for number in reply[1:9]]
         return AddReply(

@@ -2,12 +2,13 @@
 
 Redis' own run_id is read before anything else, and every script compares it: a process that began
 before a restart of Redis can change nothing after it, and the closing mark names the run_id for
-which the reconcile holds. The lease has a random token, compared likewise.
+which the reconcile holds. The lease has a random token, compared likewise; a thread renews it,
+since reading millions of records from a slow store takes longer than it lasts.
 """
 
 import contextlib
 import secrets
-import struct
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -17,21 +18,17 @@ from common import connect
 from common.errors import HeadraceError, StateLostError
 from common.models import Record, RunRecord
 from common.queue.ledger import job_timeout_s
+from common.queue.packing import CALL_RECORDS, pack, packed
 from common.queue.scripts import call
-from common.streams import LETTERS
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     import redis
 
-CALL_RECORDS = 1_000
-"""Records a call: a millisecond-scale script, so other clients never wait long."""
-
 LEDGER_BUCKETS = 32
 INDEX_STEP = 500
-
-_RECORD = struct.Struct(">16s8scIQQ")
+RENEW_S = 15.0
 
 
 class TurnLostError(Exception):
@@ -95,6 +92,7 @@ class Maintenance:
         self._record = record
         self._token = secrets.token_hex(16)
         self._run_id = ""
+        self._ended = threading.Event()
         self.reconciled = False
         self.seqs: list[int] = []
         self.intents: list[int] = []
@@ -104,6 +102,7 @@ class Maintenance:
         with connect.mapping_errors(self._client):
             self._run_id = connect.server_run_id(self._client)
         self._begin()
+        threading.Thread(target=self._renew, name="maintenance", daemon=True).start()
         return self
 
     def __exit__(
@@ -113,6 +112,7 @@ class Maintenance:
         trace: "TracebackType | None",
     ) -> None:
         """Give the turn up. Where that fails too it ends by itself within a minute."""
+        self._ended.set()
         if error is None:
             self._turn("finish")
             return
@@ -123,10 +123,6 @@ class Maintenance:
         """Have claims and sinks wait for this turn's reconcile."""
         self._turn("distrust")
         self._begin()
-
-    def renew(self) -> None:
-        """Say that this process is still at it; at least once a minute."""
-        self._turn("renew")
 
     def facts(self) -> Facts:
         """Read what the end of the run hangs on."""
@@ -241,9 +237,15 @@ class Maintenance:
             for first in range(0, len(mine), CALL_RECORDS):
                 flat: list[Any] = []
                 for item, record in mine[first : first + CALL_RECORDS]:
-                    flat += [item.entry_id, _pack(record)]
+                    flat += [item.entry_id, pack(record)]
                 dropped += int(self._stream("drop", partition, timeout_s, *flat)[1])
         return dropped
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEW_S):
+            # Whoever uses the turn finds out by its own calls that it is lost.
+            with contextlib.suppress(TurnLostError, HeadraceError):
+                self._turn("renew")
 
     def _begin(self) -> None:
         reply = self._turn("begin")
@@ -273,26 +275,3 @@ class Maintenance:
         if why != "ok":
             raise TurnLostError(why)
         return reply
-
-
-def packed(records: Iterable[Record]) -> Iterator[bytes]:
-    """Pack records for the scripts, `CALL_RECORDS` a piece."""
-    step: list[bytes] = []
-    for record in records:
-        step.append(_pack(record))
-        if len(step) == CALL_RECORDS:
-            yield b"".join(step)
-            step.clear()
-    if step:
-        yield b"".join(step)
-
-
-def _pack(record: Record) -> bytes:
-    return _RECORD.pack(
-        record.key,
-        record.fingerprint,
-        LETTERS[record.outcome].encode(),
-        record.try_,
-        record.input_tokens,
-        record.output_tokens,
-    )

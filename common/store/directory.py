@@ -61,7 +61,8 @@ class DirectoryStore:
 
     def probe(self) -> None:
         """Write, read, list and remove a file; find out whether there are hard links."""
-        name = f"_probe/{secrets.token_hex(8)}"
+        # No folder of its own: whoever removes that takes it from another process that probes.
+        name = f"_probe-{secrets.token_hex(8)}"
         first, second = b"first", b"second"
         if not self.put_if_absent(name, first) or self.put_if_absent(name, second):
             raise StoreUnusableError(f"{self.root}: two writers of one file would both succeed")
@@ -69,8 +70,6 @@ class DirectoryStore:
         if self.get(name) != first or listed != [name]:
             raise StoreUnusableError(f"{self.root}: a file that was just written is not there")
         self.delete(name)
-        with suppress(OSError):  # another process may be probing in it
-            (self.root / "_probe").rmdir()
 
     def put_if_absent(self, name: str, data: bytes, *, rows_sha256: str = "") -> bool:
         """Write a file unless the name exists; see `ObjectStore`."""

@@ -1,4 +1,4 @@
-"""Cases of what is too long: prompts for their context, answers for a time limit, bodies for a buffer."""
+"""Cases of what is too long: prompts for their context, answers for their time or memory."""
 
 import json
 from pathlib import Path

@@ -11,8 +11,8 @@ import pytest
 from common import names
 from common.store.frames import compress, decompress
 from tests.support.fleet import Fleet, write_prompts
-from tests.support.server_process import wait_until
-from tests.support.watching import QUICK_SINK, open_now, write_rows
+from tests.support.rq_tools import RqTools
+from tests.support.watching import QUICK_SINK, write_rows
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -27,10 +27,12 @@ def told(fleet: Fleet, *arguments: str) -> tuple[int, Any]:
 # --- B53 -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["enqueue", "rq requeue"])
-@pytest.mark.parametrize("kind", ["error_500", "bad_params", "abort"])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [("error_500", "enqueue"), ("bad_params", "enqueue"), ("abort", "rq requeue")],
+)
 def test_b53_failed_prompts_are_tried_again_on_request_and_only_they(
-    tmp_path: Path, how: str, kind: str
+    tmp_path: Path, kind: str, how: str
 ) -> None:
     bad = {3, 11, 19}
     texts = [f"{'BAD ' if i in bad else ''}say {i}" for i in range(20)]
@@ -53,7 +55,7 @@ def test_b53_failed_prompts_are_tried_again_on_request_and_only_they(
         if how == "enqueue":
             fleet.enqueue(file, "--attempts", "1", "--retry-failed")
         else:
-            requeue(fleet)
+            RqTools("3", fleet.redis.url).rq("requeue", "--queue", RUN, "--all")
         fleet.wait(lambda: fleet.counts(RUN).completed == 20, "all to be completed")
         counts = fleet.wait_done(RUN)
 
@@ -65,16 +67,6 @@ def test_b53_failed_prompts_are_tried_again_on_request_and_only_they(
         assert exported.returncode == 0
         assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 20
         assert (tmp_path / "f.jsonl").read_text() == ""
-
-
-def requeue(fleet: Fleet) -> None:
-    """`rq requeue --all`, with RQ's own command."""
-    process = fleet.spawn(
-        "requeue", "rq.cli", "requeue", "-q", RUN, "--all", "-u", fleet.redis.url,
-        "-S", "rq.serializers.JSONSerializer",
-    )  # fmt: skip
-    wait_until(lambda: not process.alive(), "rq requeue to end")
-    del fleet.processes["requeue"]
 
 
 # --- B54 -----------------------------------------------------------------------------------------
@@ -194,8 +186,7 @@ def test_b58_torn_files_in_the_output_harm_nothing_that_comes_after(
         counts = fleet.wait_done(RUN)
         fleet.verify(RUN)
         fleet.producer("export", RUN, "--to", "a.jsonl", "--failures", "f.jsonl")
-        fleet.processes["sink"].stop()
-        fleet.processes.clear()
+        fleet.processes.pop("sink").stop()
 
         assert (counts.completed, counts.total) == (30, 30)
         for name, rows in (("a.jsonl", 30), ("f.jsonl", 0), (f"{RUN}.rejected.jsonl", 1)):

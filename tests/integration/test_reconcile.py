@@ -727,6 +727,8 @@ def test_a_process_that_lost_its_turn_can_write_nothing(server: RedisServer, wor
 
     with pytest.raises(TurnLostError):
         turn.teach([Record(key=bytes(16), fingerprint=bytes(8), try_=1, outcome="completed")])
+    with pytest.raises(TurnLostError):
+        turn.__exit__(None, None, None)
 
     assert states(world)["completed"] == 0
 

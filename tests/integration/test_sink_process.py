@@ -281,6 +281,22 @@ def test_a_bucket_that_is_missing_ends_the_start_and_is_named(
         assert "no-such-bucket-here" in sink.text()
 
 
+def test_another_runs_output_ends_the_start(
+    redis_client: "redis.Redis", valkey: RedisServer, tmp_path: Path
+) -> None:
+    # Case B84: two runs must not write into one prefix.
+    store = open_store(str(tmp_path / "out"))
+    World(redis_client, store)
+    redis_client.flushall()
+    World(redis_client, store, uid="f" * 32)
+    before = [found.name for found in store.list()]
+
+    with SinkProcess(valkey.url, tmp_path, RUN) as sink:
+        assert sink.wait(20) == 5
+        assert "give another --output" in sink.text()
+    assert [found.name for found in store.list()] == before
+
+
 def test_progress_is_written_beside_the_results_and_in_the_state_directory(
     world: World, valkey: RedisServer, tmp_path: Path
 ) -> None:

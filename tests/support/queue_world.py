@@ -28,7 +28,7 @@ class QueueWorld:
         run, uid, bits, partitions, priority: As the run is made.
     """
 
-    def __init__(  # noqa: PLR0913 - what a test is about is named there
+    def __init__(
         self,
         client: "redis.Redis",
         *,
@@ -221,7 +221,7 @@ class QueueWorld:
         assert {member.split(":")[0] for member in self.started()} == {
             self.hex(number) for number in self.leased()
         }
-        waiting = cast("int", self.client.xlen(names.results(self.run, 0)))
+        waiting = self.client.xlen(names.results(self.run, 0))
         assert self.record.partitions > 1 or counts.stream_entries == waiting
 
     def _members(self, name: str) -> set[int]:
@@ -229,7 +229,7 @@ class QueueWorld:
         return {self.number(bytes.fromhex(job_id.decode())) for job_id in raw}
 
 
-def take(  # noqa: PLR0913 - what a test is about is named there
+def take(
     jobs: Jobs,
     wanted: int,
     *,

@@ -131,7 +131,9 @@ def test_a_made_up_secret_and_a_plain_address_may_stand(line: str) -> None:
     assert list(forbidden(line)) == []
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-runtime.txt"])
+@pytest.mark.parametrize(
+    "name", ["requirements.txt", "requirements-runtime.txt", "requirements-rq2.txt"]
+)
 def test_requirements_are_pinned_with_hashes_and_name_no_index(name: str) -> None:
     path = REPOSITORY / name
     lines = entry_lines(path)

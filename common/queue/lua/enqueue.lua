@@ -3,7 +3,8 @@
 -- ARGV: run, uid, job timeout (s), mode, then triples: key (16 bytes), fingerprint (8), prompt JSON.
 --   mode: '' | 'retry' (failed and cancelled get a new try) | 'replace' (queued and failed take the
 --   new text) | 'retry,replace'
--- Returns {'unknown'} when the run is not there with this uid, else
+-- Returns {'unknown'} when the run is not there with this uid, {'no_room'} when there are new prompts
+--   and too little of Redis' memory is left (nothing was added), else
 --   {'ok', added, queued, completed, failed, cancelled, restored, retried, replaced, conflicts...}
 --   conflicts: keys whose fingerprint differs; they are not touched.
 
@@ -16,6 +17,34 @@ local may_replace = string.find(mode, 'replace', 1, true)
 
 local n = {added = 0, q = 0, d = 0, f = 0, c = 0, restored = 0, retried = 0, replaced = 0}
 local conflicts, push = {}, {}
+
+-- Requests must leave room for the results that make room again: a Redis filled by its queue alone
+-- could lease nothing any more, and nothing would ever leave it.
+local function leaves_no_room()
+  local memory = redis.call('INFO', 'memory')
+  local limit = tonumber(string.match(memory, '\nmaxmemory:(%d+)') or 0)
+  if limit == 0 then return false end
+  local waiting = 0
+  for _, each in ipairs(redis.call('ZRANGE', RUNS, 0, -1)) do
+    waiting = waiting + tonumber(redis.call('HGET', counts_key(each), 'stream_bytes') or 0)
+  end
+  local used = tonumber(string.match(memory, '\nused_memory:(%d+)'))
+  -- What the streams may hold, and half of that for what is in flight.
+  return used - waiting + 1.5 * stream_mark_bytes(limit) > limit
+end
+
+local function adds_any()
+  for i = 5, #ARGV, 3 do
+    if not ledger_get(run, ARGV[i], to_hex(ARGV[i]), bits) then return true end
+  end
+end
+
+if leaves_no_room() and adds_any() then
+  begin_even_when_full()
+  -- From here on a key that the ledger lacks may be one that waits in inputs/.
+  redis.call('HSET', run_key(run), 'rest', '1')
+  return {'no_room'}
+end
 
 local function queue(hex, prompt)
   write_job(run, hex, prompt, timeout_s, 'queued')

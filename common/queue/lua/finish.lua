@@ -14,8 +14,8 @@ local reply, runs, active = {}, {}, {}
 
 local function load(run)
   if not runs[run] then
-    local v = redis.call('HMGET', run_key(run), 'uid', 'bits', 'partitions')
-    runs[run] = {uid = v[1], bits = tonumber(v[2]), partitions = tonumber(v[3])}
+    local v = redis.call('HMGET', run_key(run), 'uid', 'bits', 'partitions', 'rest')
+    runs[run] = {uid = v[1], bits = tonumber(v[2]), partitions = tonumber(v[3]), rest = v[4]}
   end
   return runs[run]
 end
@@ -82,7 +82,14 @@ local function finish(run, uid, raw, item)
   if state.uid ~= uid then return 'forgotten' end
   local hex = to_hex(raw)
   local entry = ledger_get(run, raw, hex, state.bits)
-  if not entry then return 'untaught' end
+  if not entry then
+    -- A rebuild that had no room for all prompts has taught all the same what had ended.
+    if not state.rest or redis.call('HGET', run_key(run), 'reconciled') ~= server_run_id() then
+      return 'untaught'
+    end
+    entry = {fingerprint = item.fingerprint, state = 'q', try = tonumber(item.try)}
+    count(run, 'total', 1)
+  end
   if entry.fingerprint ~= item.fingerprint then
     count(run, 'changed_dropped', 1)
     if entry.state == 'q' and holds(run, hex, epoch) and release_unended(run, hex) then

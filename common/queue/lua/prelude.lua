@@ -81,6 +81,9 @@ local function begin_even_when_full()
   redis.call('DEL', RUNS .. ':none')
 end
 
+-- What the result streams may hold before claims stop; `workers.eligible` says the same.
+local function stream_mark_bytes(limit_bytes) return math.min(2147483648, limit_bytes / 4) end
+
 local function count(run, counter, by)
   if by ~= 0 then redis.call('HINCRBY', counts_key(run), counter, by) end
 end

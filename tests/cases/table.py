@@ -1,0 +1,157 @@
+"""Which tests prove each recorded fault as a kind: the case's number, then their node ids.
+
+A node id without brackets stands for all its parameters. `tests/conftest.py` marks these tests
+`cases`, so that `make cases` runs them, and `test_cases_are_covered.py` sees that each exists.
+"""
+
+_ANSWERS = "tests/cases/test_answers.py::"
+_LIMITS = "tests/cases/test_limits.py::"
+_QUEUE = "tests/cases/test_queue_and_rq.py::"
+_REBUILDING = "tests/cases/test_rebuilding.py::"
+_RESUMING = "tests/cases/test_resuming.py::"
+_OUTCOMES = "tests/acceptance/test_outcomes.py::"
+_SERVER = "tests/faults/test_server_faults.py::"
+_GROUP = "tests/faults/test_group.py::"
+_QUEUE_CASES = "tests/integration/test_queue_cases.py::"
+_CLIENT = "tests/integration/test_sglang_client.py::"
+_FAULTS = "tests/unit/test_faults.py::"
+_REQUESTS = "tests/unit/test_requests.py::"
+
+CASES: dict[str, tuple[str, ...]] = {
+    "B28": (
+        _SERVER + "test_each_bad_prompt_fails_by_itself_and_as_often_as_it_may_be_tried",
+        _SERVER + "test_one_refused_row_of_a_hundred_costs_the_others_nothing",
+        _FAULTS + "test_each_recorded_error_has_its_verdict",
+        _OUTCOMES + "test_b90_failed_rows_are_never_called_done",
+    ),
+    "B29": (
+        _LIMITS + "test_b29_what_exceeds_the_context_is_refused_once_or_made_to_fit_once",
+        _FAULTS + "test_each_recorded_error_has_its_verdict",
+        _REQUESTS
+        + "test_a_run_that_asks_for_the_context_gets_what_it_leaves_by_one_second_request",
+        _REQUESTS + "test_a_rows_own_limit_is_never_clamped",
+    ),
+    "B30": (
+        _ANSWERS + "test_b30_an_answer_without_a_token_is_no_completion",
+        _ANSWERS + "test_b30_b36_what_is_odd_about_an_answer_stands_in_its_row",
+        _ANSWERS + "test_b30_b31_b36_odd_answers_are_counted",
+        _FAULTS + "test_no_token_is_what_a_row_gets_that_asks_for_none",
+    ),
+    "B31": (
+        _ANSWERS + "test_b31_every_request_says_its_limit",
+        _ANSWERS + "test_b30_b31_b36_odd_answers_are_counted",
+        _LIMITS + "test_b31_a_share_of_cut_answers_above_a_fifth_is_warned_of",
+        _REQUESTS + "test_a_prompt_without_any_limit_never_meets_the_servers_own",
+        "tests/unit/test_figures.py::test_many_cut_off_answers_are_warned_of",
+    ),
+    "B32": (
+        _SERVER + "test_an_answer_that_takes_seven_seconds_is_waited_for",
+        _CLIENT + "test_an_answer_after_seven_seconds_is_one_request",
+        _LIMITS + "test_b32_without_a_flag_no_answer_has_less_than_ten_minutes",
+    ),
+    "B33": (
+        _LIMITS + "test_b33_a_time_limit_sends_as_many_requests_as_attempts_one_after_another",
+        _SERVER + "test_our_time_limit_costs_exactly_the_attempts_and_each_is_aborted",
+        _CLIENT + "test_a_time_limit_aborts_by_id_before_it_closes_the_connection",
+        _CLIENT + "test_a_time_limit_is_kept_when_the_abort_hangs_too",
+    ),
+    "B36": (
+        _ANSWERS + "test_b30_b36_what_is_odd_about_an_answer_stands_in_its_row",
+        _ANSWERS + "test_b30_b31_b36_odd_answers_are_counted",
+        _SERVER + "test_thinking_that_uses_up_the_budget_is_kept_and_flagged",
+    ),
+    "B38": (
+        _ANSWERS + "test_b38_a_row_says_what_was_sent",
+        _REQUESTS + "test_what_is_recorded_as_sent_is_what_is_sent",
+        _REQUESTS + "test_a_sample_sends_the_seed_plus_its_number",
+    ),
+    "B40": (
+        _LIMITS + "test_b40_long_answers_are_kept_whole_in_bounded_memory",
+        _CLIENT + "test_an_answer_of_two_mebibytes_comes_whole",
+        _CLIENT + "test_an_answer_that_no_row_could_hold_is_given_up_and_charged",
+    ),
+    "B48": (
+        _ANSWERS + "test_b48_what_is_no_answer_fails_after_its_attempts",
+        _ANSWERS + "test_b48_nothing_else_fails_and_it_shows",
+        _FAULTS + "test_any_other_body_is_a_bad_answer",
+    ),
+    "B49": (
+        _ANSWERS + "test_b49_every_choice_is_kept_and_tokens_count_once",
+        _ANSWERS + "test_b49_the_runs_tokens_are_the_sum_of_its_rows",
+        "tests/unit/test_rows.py::test_every_choice_is_kept_and_the_first_goes_on",
+    ),
+    "B51": (
+        _OUTCOMES + "test_b51_b54_a_run_in_two_parts_is_one_run_in_the_order_of_its_input",
+        "tests/integration/test_export.py::test_completions_come_in_the_order_of_the_input",
+        "tests/integration/test_export.py::test_rows_come_in_order_whatever_fits_in_memory",
+    ),
+    "B53": (
+        _RESUMING + "test_b53_failed_prompts_are_tried_again_on_request_and_only_they",
+        "tests/integration/test_enqueue.py::test_failed_prompts_are_tried_again_only_on_request",
+    ),
+    "B54": (
+        _RESUMING + "test_b54_the_first_part_stays_byte_for_byte_whatever_was_restarted",
+        _OUTCOMES + "test_b51_b54_a_run_in_two_parts_is_one_run_in_the_order_of_its_input",
+        (
+            "tests/integration/test_sink_process.py::"
+            "test_a_restarted_sink_goes_on_with_the_numbering_and_the_figures"
+        ),
+    ),
+    "B55": (_REBUILDING + "test_b55_a_run_of_which_nearly_all_is_done_is_ready_soon",),
+    "B56": (
+        _RESUMING + "test_b56_a_kill_of_everything_costs_what_was_in_flight_and_no_more",
+        "tests/faults/test_kills.py::test_twenty_kills_lose_and_double_nothing",
+    ),
+    "B57": (_REBUILDING + "test_b57_a_run_that_redis_lost_goes_on_from_its_store",),
+    "B58": (
+        _RESUMING + "test_b58_torn_files_in_the_output_harm_nothing_that_comes_after",
+        (
+            "tests/integration/test_store_directory.py::"
+            "test_a_killed_writer_leaves_whole_objects_and_its_temporary_file_goes"
+        ),
+        "tests/unit/test_store_frames.py::test_every_cut_is_noticed",
+    ),
+    "B59": (
+        _QUEUE + "test_b59_a_dead_groups_jobs_are_back_within_three_minutes",
+        _QUEUE + "test_b59_what_a_dead_group_held_is_run_again_elsewhere_and_once",
+        _QUEUE_CASES
+        + "test_b59_a_dead_workers_jobs_go_back_after_one_lease_and_are_not_counted_in_flight",
+        _GROUP + "test_a_group_started_again_takes_over_within_five_seconds",
+    ),
+    "B61": (
+        _QUEUE + "test_b61_rqs_cleaning_fails_nothing_whatever_stale_entry_it_finds",
+        _QUEUE_CASES + "test_b61_a_finished_prompt_is_not_failed_by_rqs_cleaning_of_a_stale_entry",
+    ),
+    "B62": (
+        _LIMITS + "test_b62_rqs_limit_of_a_job_cuts_no_answer",
+        _QUEUE_CASES + "test_b62_every_job_has_a_limit_of_its_own_above_all_its_attempts",
+        _QUEUE_CASES + "test_b62_rq_reads_that_limit_and_not_its_default",
+    ),
+    "B63": (
+        _QUEUE + "test_b63_without_a_sink_and_with_deleted_jobs_nothing_is_lost",
+        _QUEUE_CASES + "test_b63_results_wait_without_end_and_lost_job_hashes_break_no_count",
+        (
+            "tests/integration/test_status.py::"
+            "test_b63_jobs_that_somebody_deleted_do_not_harm_the_figures"
+        ),
+    ),
+    "B64": (
+        _QUEUE + "test_b64_a_group_that_dies_again_and_again_is_back_each_time",
+        _GROUP + "test_a_group_started_again_takes_over_within_five_seconds",
+        _GROUP + "test_a_predecessor_whose_pid_belongs_to_another_process_now_is_dead",
+        _GROUP + "test_two_hosts_are_told_apart_by_their_names",
+    ),
+    "B65": (
+        _QUEUE + "test_b65_whoever_enqueues_at_once_each_prompt_is_asked_once",
+        _QUEUE_CASES + "test_b65_a_file_enqueued_twice_at_the_same_moment_is_queued_once",
+        _QUEUE_CASES + "test_b65_a_key_queued_again_neither_overwrites_nor_doubles_its_job",
+    ),
+    "B90": (
+        _OUTCOMES + "test_b90_failed_rows_are_never_called_done",
+        _QUEUE_CASES + "test_b90_failed_prompts_are_never_counted_as_completed",
+        "tests/integration/test_status.py::test_b90_what_has_failed_is_never_called_done",
+        "tests/unit/test_figures.py::test_nothing_passes_for_completed_that_is_not",
+    ),
+}
+
+TESTS: frozenset[str] = frozenset(test for tests in CASES.values() for test in tests)
