@@ -6,7 +6,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from bench import enqueue, flow
+from bench import enqueue, flow, redis_memory
 from bench.stage import Row
 
 BENCHMARKS: dict[str, Callable[[], list[Row]]] = {
@@ -14,6 +14,7 @@ BENCHMARKS: dict[str, Callable[[], list[Row]]] = {
     "zero": flow.zero,
     "occupancy": flow.occupancy,
     "enqueue": enqueue.enqueue,
+    "redis": redis_memory.redis_memory,
 }
 
 

@@ -32,7 +32,8 @@ MADE_UP = 3_000
 FIRST_PORT = 30_910
 BIN = Path(sys.executable).parent
 LIMIT_S = 150.0
-WIDTH = 90
+WIDTH = 70
+BAR = 20
 SHOW_EVERY_S = 5.0
 _shown_s = [0.0]
 
@@ -180,15 +181,11 @@ def show(line: str, *, last: bool) -> None:
 
 
 def describe(counts: Counts) -> str:
-    """Say where a run is, with a bar."""
-    width = 30
-    filled = width * counts.completed // max(counts.total, 1)
-    bar = "█" * filled + "░" * (width - filled)
-    return (
-        f"{bar} {counts.completed:5d} of {counts.total} completed, "
-        f"{counts.in_flight:3d} in flight, "
-        f"{counts.queued:5d} queued "
-    )
+    """Say where a run is, with a bar; fits 80 columns."""
+    filled = BAR * counts.completed // max(counts.total, 1)
+    bar = "█" * filled + "░" * (BAR - filled)
+    done = f"{counts.completed:5d} of {counts.total}"
+    return f"{bar} {done}, {counts.in_flight:3d} in flight, {counts.queued:4d} queued "
 
 
 def wait_for(path: Path, started: Processes) -> None:
@@ -235,6 +232,7 @@ def print_next(output: Path) -> None:
 The results are in {output}/shards/ (JSON lines, zstd); manifests beside them.
 Next:
    producer export {RUN} --output {output} --to answers.jsonl
+   producer status {RUN} --redis embedded:{FOLDER / "redis"}
    your own prompts, an SGLang server on port 30000, and a bucket:
    producer enqueue prompts.jsonl --output s3://bucket/prefix --max-tokens 4096
    workers start --gpu 0
