@@ -18,8 +18,12 @@ from redis.retry import Retry
 from common.errors import RedisFullError, RedisUnusableError, UsageError
 
 DEFAULT_URL = "redis://localhost:6379/0"
+DEFAULT_PORT = 6379
 SOCKET_TIMEOUT_S = 20.0
 CONNECT_TIMEOUT_S = 5.0
+CHECK_TIMEOUT_S = 5.0
+"""What the first call of a command gets: people wait for it."""
+
 LONGEST_BLOCK_MS = 5_000
 """No blocking read may ask for longer: it must end well before SOCKET_TIMEOUT_S."""
 
@@ -35,20 +39,28 @@ def redis_url(given: str | None) -> str:
         given or os.environ.get("HEADRACE_REDIS") or os.environ.get("RQ_REDIS_URL") or DEFAULT_URL
     )
     if "://" not in url and not url.startswith("embedded:"):
+        # It is not repeated here: USER:PASSWORD@HOST is what a forgotten scheme leaves.
         raise UsageError(
-            f"--redis {url!r} is no address: give redis://HOST:PORT/DB, rediss://…, unix://PATH "
-            "or embedded:DIR"
+            "the address of Redis has no scheme: give redis://HOST:PORT/DB, rediss://…, "
+            "unix://PATH or embedded:DIR"
         )
     return url
 
 
 def public_address(url: str) -> str:
     """Name a Redis for people: scheme, host, port and database, never user or password."""
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        return f"unix://{parts.path}"
-    host = parts.hostname or "localhost"
-    return f"{parts.scheme}://{host}:{parts.port or 6379}{parts.path}"
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "unix":
+            return f"unix://{parts.path}"
+        port = parts.port or DEFAULT_PORT
+    except ValueError:
+        # What stands there may be half a password.
+        raise UsageError(
+            "the address of Redis has no number below 65536 as its port: in a password, write "
+            "/ as %2F, # as %23, ? as %3F and @ as %40"
+        ) from None
+    return f"{parts.scheme}://{parts.hostname or 'localhost'}:{port}{parts.path}"
 
 
 def client_for(url: str) -> "redis.Redis":
@@ -85,8 +97,13 @@ def without_retries(client: "redis.Redis") -> "redis.Redis":
 
     For calls whose repetition must say so: the caller repeats them itself.
     """
+    return _alike(client, retry=Retry(NoBackoff(), 0), retry_on_error=[])
+
+
+def _alike(client: "redis.Redis", **settings: Any) -> "redis.Redis":
+    """Make a client for the same Redis with other settings."""
     pool = client.connection_pool
-    kwargs = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0), "retry_on_error": []}
+    kwargs = {**pool.connection_kwargs, **settings}
     return redis.Redis(
         connection_pool=redis.ConnectionPool(connection_class=pool.connection_class, **kwargs)
     )
@@ -113,8 +130,11 @@ def check(client: "redis.Redis", where: str) -> None:
     Raises:
         RedisUnusableError: Away, refusing, older than 6.2, or set to evict keys.
     """
+    # A Redis that takes connections and does not answer is told within seconds.
+    once_more = Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 1)
     try:
-        info = client.info()
+        with _alike(client, socket_timeout=CHECK_TIMEOUT_S, retry=once_more) as asking:
+            info = asking.info()
     except redis.AuthenticationError as error:
         raise RedisUnusableError(
             f"Redis at {where} refused the user or password: check the address"

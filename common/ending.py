@@ -22,6 +22,7 @@ import msgspec
 
 from common import catalog, manifests, names
 from common.crashpoints import reached
+from common.emptied import refuse_emptied
 from common.models import Manifest, RunRecord
 from common.queue.maintenance import Facts, Maintenance, TurnLostError
 from common.reader import current_records
@@ -98,9 +99,11 @@ def try_to_end(client: "redis.Redis", store: ObjectStore, record: RunRecord) -> 
     Raises:
         StateLostError: Redis does not know the run.
         StoreUnusableError: Call again when the store works.
+        StoreEmptiedError: The output is not the run's any more: what it lacks proves nothing.
     """
     try:
         with Maintenance(client, record) as turn:
+            refuse_emptied(store, record)
             return _test(turn, store, record)
     except TurnLostError:
         return None

@@ -9,6 +9,7 @@ HeadraceError                    exit 1
     StoreUnusableError           the bucket or directory refuses what a sink needs
       StoreFullError             no space left
       StoreDamagedError          an object's bytes are not what was written
+      StoreEmptiedError          the output is not there any more; the same enqueue makes it anew
     ServerUnusableError          the SGLang server: not there, wrong model, refuses our key
   ConflictError             5    the run exists with another value; both are named
   StateLostError            4    Redis does not know the run; enqueue or resume puts it back
@@ -66,6 +67,10 @@ class StoreFullError(StoreUnusableError):
 
 class StoreDamagedError(StoreUnusableError):
     """An object's bytes are not what was written: cut off, or no frame of ours."""
+
+
+class StoreEmptiedError(StoreUnusableError):
+    """The output lacks what shows that it is the run's: what else it lacks proves nothing."""
 
 
 class ServerUnusableError(BackendError):

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from common.advice import UNUSABLE_S, Seen, limited_by, waits_behind, warnings
 from common.flow import (
-    LONGEST_SILENCE_S,
     Buckets,
     Eta,
     Flow,
@@ -21,9 +21,10 @@ from common.flow import (
 )
 from common.group_figures import GroupFigures
 from common.models import Counts
+from common.standing import Standing
 
-TRUNCATED_SHARE = 0.2
-BUSY_SHARE = 0.9
+STARTING_S = 10.0
+"""A worker group that young has not been told yet how its server is."""
 
 Status = Literal[
     "open",
@@ -52,47 +53,16 @@ _EXIT_CODES = {
     **dict.fromkeys(("wrong_model", "redis_full", "s3_error", "state_lost"), 4),
 }
 
-_LIMITS = {
-    "waiting_for_workers": "no workers",
-    "waiting_for_server": "server",
-    "wrong_model": "server",
-    "stalled": "server",
-    "redis_full": "Redis",
-    "s3_error": "sink",
-}
 
+def exit_code(status: str, unusable_s: float | None = None) -> int:
+    """Give what `producer status` ends with: 0 done or fine, 1 ended badly, 4 unusable.
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a run besides numbers.
-
-    Attributes:
-        sealed: No more prompts will come.
-        proven: `_SUCCESS` was written for the counters as they are now.
-        paused: Why, None while it is not.
-        suspended: `rq suspend` stopped the claims of all runs.
-        unreconciled: Redis restarted, and nobody has compared it with the store yet.
-        lost: What the store has and Redis lacks, for people; empty when nothing is known to be.
-        s3_error: Why nothing is stored at present.
-        redis_full: Why claims stop for want of room.
-        open_producers: How many producers have begun and not ended.
-        request_timeout_s: Time limit of one attempt.
+    Args:
+        status: The status word.
+        unusable_s: How long no server could be used; None where one can, or none is known.
     """
-
-    sealed: bool = True
-    proven: bool = False
-    paused: str | None = None
-    suspended: bool = False
-    cancelled: bool = False
-    unreconciled: bool = False
-    lost: str = ""
-    s3_error: str = ""
-    redis_full: str = ""
-    open_producers: int = 0
-    request_timeout_s: float = LONGEST_SILENCE_S
-
-
-def exit_code(status: str) -> int:
-    """Give what `producer status` ends with: 0 done or fine, 1 ended badly, 4 unusable."""
+    if status == "waiting_for_server" and unusable_s is not None and unusable_s > UNUSABLE_S:
+        return 4
     return _EXIT_CODES.get(status, 0)
 
 
@@ -113,14 +83,16 @@ def progress(
         groups: Worker groups that spoke lately.
         per_bucket: Completions by 5-second bucket of Redis TIME.
     """
+    groups = [as_seen(group, model=standing.model) for group in groups]
     flow = flow_of(counts, groups=groups, per_bucket=per_bucket or {}, now_ms=now_ms)
     status = status_of(counts, standing=standing, groups=groups, flow=flow)
     eta = eta_of(counts, status=status, flow=flow)
     steady_in_s = flow.steady_in_s if status == "ramping" else None
+    seen = Seen(counts=counts, standing=standing, groups=groups, status=status)
     return {
         "status": status,
         **_counted(counts),
-        "rate_per_sec": _rounded(flow.rate.per_s),
+        "rate_per_sec": _rounded(_rate_per_s(counts, standing, status=status, flow=flow)),
         "eta_hours": eta.hours,
         "eta_hours_low": eta.low,
         "eta_hours_high": eta.high,
@@ -129,8 +101,10 @@ def progress(
         "server_tokens_per_sec": _rounded(flow.tokens_per_s, 1),
         "mean_output_tokens": _rounded(flow.mean_tokens, 1),
         "sealed": standing.sealed,
-        "limited_by": limited_by(counts, standing=standing, groups=groups, status=status),
-        "warnings": warnings(counts, standing=standing, groups=groups, status=status),
+        "waits_behind": waits_behind(seen) or None,
+        "limited_by": limited_by(seen),
+        "unusable_sec": _rounded(seen.unusable_s, 1),
+        "warnings": warnings(seen),
         "updated_at": datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="seconds"),
         "workers": len(groups),
         "worker_groups": [_group(group) for group in groups],
@@ -144,8 +118,17 @@ def _counted(counts: Counts) -> dict[str, Any]:
     figures["total_output_tokens"] = figures.pop("output_tokens")
     figures["elapsed_hours"] = round(figures.pop("active_ms") / 3_600_000, 4)
     figures["avg_output_tokens"] = round(counts.output_tokens / done, 1) if done else 0
-    figures["truncated_share"] = round(counts.truncated / done, 4) if done else 0
+    # Where Redis has lost completions, it may still count what was cut off of them.
+    figures["truncated_share"] = round(min(counts.truncated / done, 1.0), 4) if done else 0
     return figures
+
+
+def _rate_per_s(counts: Counts, standing: Standing, *, status: str, flow: Flow) -> float:
+    """Give the rate of now; of a run with nothing left, that of all its time at work."""
+    over = status in ENDED or (standing.sealed and not counts.queued + counts.in_flight)
+    if over and counts.active_ms:
+        return counts.completed * 1000 / counts.active_ms
+    return flow.rate.per_s
 
 
 def eta_of(counts: Counts, *, status: str, flow: Flow) -> Eta:
@@ -168,7 +151,7 @@ def status_of(
     """Choose the one word for how a run stands; what people must act on comes first."""
     ended = counts.completed + counts.failed + counts.cancelled == counts.total
     words: list[tuple[bool, Status]] = [
-        (bool(standing.lost), "state_lost"),
+        (bool(standing.lost) or _emptied(counts, standing), "state_lost"),
         (standing.cancelled, "cancelled"),
         (ended, _ended_status(counts, standing)),
         (bool(standing.s3_error), "s3_error"),
@@ -177,6 +160,14 @@ def status_of(
     ]
     told = next((word for holds, word in words if holds), None)
     return told or _working_status(counts, standing=standing, groups=groups, flow=flow)
+
+
+def _emptied(counts: Counts, standing: Standing) -> bool:
+    """Tell a run that had prompts and has none: without one it is not sealed.
+
+    A Redis without room may know of none yet.
+    """
+    return standing.sealed and not counts.total and not standing.redis_full
 
 
 def _ended_status(counts: Counts, standing: Standing) -> Status:
@@ -200,85 +191,41 @@ def _working_status(
     if not states & {"ready", "draining"}:
         return "wrong_model" if "wrong_model" in states else "waiting_for_server"
     if not counts.in_flight:
-        return "running" if flow.rate.per_s else "queued"
+        return "running" if flow.rate.per_s and not standing.waits_behind else "queued"
     if flow.stalls(request_timeout_s=standing.request_timeout_s):
         return "stalled"
     return "ramping" if flow.ramps else "running"
 
 
-# --- What people should know ---------------------------------------------------------------------
+# --- Worker groups -------------------------------------------------------------------------------
 
 
-def limited_by(
-    counts: Counts, *, standing: Standing, groups: Sequence[GroupFigures], status: str
-) -> str | None:
-    """Name what holds the run back, None when nothing can be named."""
-    if status in _LIMITS:
-        return _LIMITS[status]
-    if status == "running" and not counts.queued + counts.in_flight:
-        return "sink"
-    if status not in {"running", "ramping"} or standing.paused or not counts.queued:
-        return None
-    found = [_limit_of(group) for group in groups if group.state == "ready"]
-    named = [limit for limit in found if limit]
-    # What most of the servers are short of; one odd server does not name the run's limit.
-    return max(named, key=named.count) if 2 * len(named) > len(found) else None
+def as_seen(group: GroupFigures, *, model: str | None) -> GroupFigures:
+    """Give a worker group as a run sees it: another model's is of no use, old loads say nothing.
 
-
-def _limit_of(group: GroupFigures) -> str | None:
-    """Name what one server is short of.
-
-    A few requests of ours always wait at a server, so that its slots stay full: a queue alone says
-    nothing.
+    Args:
+        group: As it speaks of itself.
+        model: What the run asks for, None for whatever comes.
     """
-    mamba, running, cap = group.mamba_usage, group.running or 0, group.cap
-    at_cap = cap is not None and running >= cap
-    if mamba is not None and (mamba >= BUSY_SHARE or at_cap):
-        # The cap of a hybrid model is what its pool of states allows.
-        return "mamba pool"
-    if group.kv_usage is not None and group.kv_usage >= BUSY_SHARE:
-        return "KV pool"
-    if group.queued and running:
-        return "server queue" if at_cap or cap is None else "prefill"
-    if group.occupancy is not None and group.occupancy < BUSY_SHARE:
-        return "client"
-    return None
-
-
-def warnings(
-    counts: Counts, *, standing: Standing, groups: Sequence[GroupFigures], status: str
-) -> list[str]:
-    """Give sentences on what somebody should do something about."""
-    told = [why for why in (standing.lost, standing.s3_error, standing.redis_full) if why]
-    if standing.paused is not None:
-        told.append(f"paused: {standing.paused}; `producer resume` lifts it")
-    if standing.suspended:
-        told.append("`rq suspend` stopped all runs; `rq resume` lifts it")
-    if standing.unreconciled and not standing.lost:
-        told.append(
-            "Redis restarted and is not yet compared with the store: nothing is claimed until a "
-            "sink or `producer resume` has done it"
-        )
-    if status in {"waiting_for_server", "wrong_model"}:
-        told += sorted({f"{group.group}: {group.detail}" for group in groups if group.detail})
-    if standing.open_producers:
-        told.append(
-            f"{_count(standing.open_producers, 'producer')} began and did not end: the same "
-            "enqueue again ends one that died, `producer resume --seal` closes them all"
-        )
-    if counts.truncated > TRUNCATED_SHARE * counts.completed:
-        told.append(
-            f"{counts.truncated / max(counts.completed, 1):.0%} of the answers were cut off at "
-            "their token limit (finish_reason length): a larger --max-tokens gives whole ones"
-        )
-    if limited_by(counts, standing=standing, groups=groups, status=status) == "sink":
-        waits = _count(counts.stream_entries, "result")
-        told.append(f"{waits} not yet in the store: `workers sink` stores and proves them")
-    return told
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    state, up_s = group.state, group.up_s
+    if state == "waiting" and up_s is not None and up_s < STARTING_S:
+        state = "starting"
+    elif state == "ready" and None not in (model, group.model) and model != group.model:
+        state = "wrong_model"
+    if state in {"ready", "draining"}:
+        return group
+    return msgspec.structs.replace(
+        group,
+        state=state,
+        detail="" if state == "starting" else group.detail,
+        cap=None,
+        running=None,
+        queued=None,
+        gen_tokens_per_s=None,
+        kv_usage=None,
+        mamba_usage=None,
+        occupancy=None,
+    )
 
 
 def _group(group: GroupFigures) -> dict[str, Any]:

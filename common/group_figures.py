@@ -8,7 +8,8 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         group: `gpu0@host`.
-        state: starting, waiting_for_server, wrong_model, ready, down, draining.
+        state: waiting, ready, down, faulty, wrong_model, draining; `starting` is a young
+            `waiting`, see `common.figures`.
         detail: Why, for people; empty when ready.
         in_flight: Open requests.
         leased: Jobs held: open, prefetched and not yet recorded.
@@ -18,6 +19,7 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
         oldest_s: Age of the oldest open request.
         ages_s: Sum of the ages of the open requests; None where the process does not tell.
         up_s: How long this process has been at work; None where it does not tell.
+        unready_s: How long the server has not been ready; 0 while it is, None where nobody tells.
         completed: Completions recorded by this process.
         at_ms: Redis TIME of this reading, filled in when published.
     """
@@ -45,5 +47,6 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
     oldest_s: float | None = None
     ages_s: float | None = None
     up_s: float | None = None
+    unready_s: float | None = None
     completed: int = 0
     at_ms: int = 0

@@ -13,9 +13,12 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
                                         reconciled (Redis run_id), inputs_seq, ended (the state
                                         that `_SUCCESS` was written for, or `pending`), suspect
                                         (job that is tried alone), faults (in a row),
-                                        last_active_ms, audited_ms, rest (some prompts may
+                                        last_active_ms, audited_ms, sink_error and
+                                        sink_error_ms (why a sink stores nothing, and when it
+                                        said so), rest (some prompts may
                                         stand in `inputs/` alone: Redis had no room for them)
-    headrace:run:RUN:counts      hash   the counters of `models.Counts`
+    headrace:run:RUN:counts      hash   the counters of `models.Counts`, and reason:WORD, how often a
+                                        prompt failed for it
     headrace:run:RUN:open        hash   producers that have begun and not ended: source -> JSON
     headrace:run:RUN:l:BUCKET    hash   ledger bucket: rest of the key -> 9 bytes and up (below)
     headrace:run:RUN:leases      zset   job id -> deadline, ms of Redis TIME
@@ -64,6 +67,10 @@ KEYS_PER_BUCKET = 64
 def run(name: str) -> str:
     """Name the run's hash, the stem of all its keys."""
     return f"headrace:run:{name}"
+
+
+REASON = b"reason:"
+"""Begins the members of `counts` that say how often prompts failed for one reason."""
 
 
 def counts(name: str) -> str:

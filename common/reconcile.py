@@ -15,7 +15,8 @@ Finishes go on meanwhile: counters move only by the transitions that the scripts
 are dropped after their keys have been taught, when no other finish of theirs can come any more.
 
 `deep` also looks for what the ledger calls ended without any record of it, in the store or
-waiting: such keys are forgotten, and their prompts queued again.
+waiting: such keys are forgotten, and their prompts queued again. Only what `inputs/` has is ever
+forgotten, and nothing where the output has no `run.json` (`common.emptied`).
 """
 
 import time
@@ -26,6 +27,7 @@ import msgspec
 
 from common import connect, names
 from common.crashpoints import reached
+from common.emptied import refuse_emptied
 from common.errors import ConflictError, StateLostError, StoreDamagedError
 from common.models import RunRecord
 from common.queue.maintenance import Maintenance, TurnLostError
@@ -54,11 +56,13 @@ def reconcile(
     Raises:
         StateLostError: Redis does not know the run.
         StoreUnusableError: Call again when the store works.
+        StoreEmptiedError: The output is not the run's any more; nothing was changed.
     """
     try:
         with Maintenance(client, record) as turn:
             if turn.reconciled and not deep:
                 return Report()
+            refuse_emptied(store, record)
             return Steps(client, store, record, turn=turn).go(deep=deep)
     except TurnLostError:
         return None

@@ -30,7 +30,8 @@ class Report(msgspec.Struct, kw_only=True):
     Attributes:
         taught: Keys whose ledger state changed to what the store says.
         dropped: Stream entries that the store had already.
-        forgotten: Keys that had ended without a record.
+        forgotten: Keys that had ended without a record; `inputs/` brings them back.
+        unaccepted: Likewise, but `inputs/` lacks them too: they stay as Redis has them.
         added: Prompts of `inputs/` that the ledger lacked.
         replaced: Prompts that had been accepted with another text since.
     """
@@ -38,6 +39,7 @@ class Report(msgspec.Struct, kw_only=True):
     taught: int = 0
     dropped: int = 0
     forgotten: int = 0
+    unaccepted: int = 0
     added: int = 0
     replaced: int = 0
 
@@ -121,18 +123,28 @@ class Steps:
     def _forget_lost(self, every: Sequence[Manifest]) -> None:
         """Take ended keys without a record out of the ledger, and teach what there is instead."""
         self._tokens = 0, 0
-        with catalog.Bins() as ended, catalog.Bins() as stored:
+        with catalog.Bins() as ended, catalog.Bins() as stored, catalog.Bins() as accepted:
             # The ledger first: what has ended by then has its entry in a stream read later.
             for key, value in self._turn.ended_keys():
                 ended.add([b"%b\t%b\n" % (key.hex().encode(), value.hex().encode())])
             waiting = {(item.key, item.try_) for item in self._turn.stream_items()}
             for _, lines in catalog.all_key_lines(self._store, every):
                 stored.add(lines)
-            for keys, lines in catalog.matched(ended, stored):
-                self._forget_lost_of(keys, lines, waiting)
+            for _, rows in catalog.all_inputs(self._store, catalog.list_inputs(self._store).rows):
+                accepted.add(row[0] + b"\n" for row in rows)
+            for prefix in sorted(ended.prefixes() | stored.prefixes()):
+                back = set(accepted.lines(prefix))
+                self._forget_lost_of(
+                    ended.lines(prefix), stored.lines(prefix), waiting, may_forget=back
+                )
 
     def _forget_lost_of(
-        self, keys: list[bytes], lines: list[bytes], waiting: set[tuple[bytes, int]]
+        self,
+        keys: list[bytes],
+        lines: list[bytes],
+        waiting: set[tuple[bytes, int]],
+        *,
+        may_forget: set[bytes],
     ) -> None:
         current = current_records(catalog.parsed(lines))
         done = [record for record in current.values() if record.outcome == "completed"]
@@ -148,6 +160,10 @@ class Steps:
             if (key, entry.try_) in waiting:
                 continue
             if record and rank(record) >= (entry.state == "completed", entry.try_):
+                continue
+            if not record and key.hex().encode() not in may_forget:
+                # Forgotten, it would be gone for good: the store could not give it back.
+                self._report.unaccepted += 1
                 continue
             lost.append((key, value))
             if record:

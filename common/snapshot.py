@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common import connect, names
-from common.figures import Standing, progress
+from common.figures import progress
 from common.group_figures import GroupFigures
 from common.models import Counts, RunRecord
 from common.queue import Groups, Runs, RunState
 from common.queue.ledger import request_timeout_s
+from common.standing import Standing
 
 if TYPE_CHECKING:
     import redis
@@ -73,6 +74,8 @@ def read(
     counts = runs.counts(name)
     with connect.mapping_errors(client):
         standing = _standing(client, state, counts)
+    if counts.queued and not counts.in_flight:
+        standing = msgspec.structs.replace(standing, waits_behind=_first_in_line(runs, name))
     return Snapshot(
         record=state.record,
         counts=counts,
@@ -92,10 +95,15 @@ def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standin
         pipe.info("memory")
         pipe.info("server")
         pipe.zrange(names.RUNS, 0, -1)
+        pipe.hgetall(names.counts(name))
         for partition in partitions:
             pipe.hget(names.sink(name, partition), "error")
-        suspended, ended, memory, server, others, *errors = pipe.execute()
+        suspended, ended, memory, server, others, counters, *errors = pipe.execute()
+    asked = state.record.params.model or (state.pinned or {}).get("model")
     return Standing(
+        run=name,
+        model=str(asked) if asked else None,
+        reasons=_reasons(counters),
         sealed=state.sealed,
         proven=_is_for(ended or b"", counts),
         paused=state.paused,
@@ -109,6 +117,28 @@ def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standin
         open_producers=len(state.open_producers),
         request_timeout_s=request_timeout_s(state.record.params),
     )
+
+
+def _reasons(counters: Mapping[bytes, bytes]) -> dict[str, int]:
+    """Take from all counters those of why prompts failed."""
+    return {
+        name.removeprefix(names.REASON).decode(): int(value)
+        for name, value in counters.items()
+        if name.startswith(names.REASON) and int(value) > 0
+    }
+
+
+def _first_in_line(runs: Runs, name: str) -> str:
+    """Find the run that is claimed from before this one and has prompts to claim."""
+    for other in runs.names():
+        if other == name:
+            break
+        state = runs.state(other)
+        if state is None or state.cancelled or state.paused is not None:
+            continue
+        if runs.counts(other).queued:
+            return f"{other} (priority {state.priority})"
+    return ""
 
 
 def _is_for(signature: bytes, counts: Counts) -> bool:

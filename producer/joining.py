@@ -15,7 +15,7 @@ from common.errors import ConflictError, StoreUnusableError, UsageError
 from common.models import Params, RunRecord
 from common.queue import Runs
 from common.queue.runs import refuse_change as refuse_other_record
-from common.store import ObjectStore, open_store
+from common.store import ObjectStore, open_store, same_output
 from producer.request import Asked
 
 
@@ -25,11 +25,13 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         record: None for a run that neither Redis nor the store knows.
         in_redis: Redis knows it.
+        lost: What the output has lost of what Redis knows it had; empty as a rule.
     """
 
     record: RunRecord | None
     in_redis: bool
     store: ObjectStore
+    lost: str = ""
 
 
 def find_run(runs: Runs, run: str, asked: Asked) -> Joined:
@@ -46,8 +48,10 @@ def find_run(runs: Runs, run: str, asked: Asked) -> Joined:
         refuse_change(record, asked)
         store = open_store(record.output, record.endpoint_url)
         store.probe()
-        _refuse_other_uid(store, stored_record(store), record)
-        return Joined(record=record, in_redis=True, store=store)
+        stored = stored_record(store)
+        _refuse_other_uid(store, stored, record)
+        lost = lost_output(runs, store, record, stored=stored is not None)
+        return Joined(record=record, in_redis=True, store=store, lost=lost)
     if asked.output is None:
         raise UsageError(
             f"run {run!r} is new: say with --output where its results go (s3://BUCKET/PREFIX or a "
@@ -166,7 +170,7 @@ def refuse_change(record: RunRecord, asked: Asked) -> None:
         ("endpoint_url", record.endpoint_url, asked.endpoint_url),
     ]
     pairs += [(name, params.sampling.get(name), value) for name, value in asked.sampling.items()]
-    if asked.output is not None:
+    if asked.output is not None and not same_output(record.output, asked.output):
         # Only named, not made: a mistyped directory must not appear.
         pairs.append(("output", record.output, _named(asked)))
     for field, have, want in pairs:

@@ -22,4 +22,5 @@ def console() -> Console:
 def show(every: Sequence[dict[str, Any]], *, one: bool) -> None:
     """Print one run in full, or several a line each."""
     if every:
-        console().print(of_run(every[0]) if one else of_runs(every))
+        screen = console()
+        screen.print(of_run(every[0], width=screen.width) if one else of_runs(every))

@@ -7,16 +7,20 @@ neither                        an error that says what to try
 """
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import msgspec
 
 from common import catalog, connect, ending, manifests, names, snapshot
 from common.errors import HeadraceError, RedisUnusableError, StateLostError
-from common.figures import Standing, progress
+from common.figures import ENDED, exit_code, progress
 from common.models import Counts, RunRecord
 from common.queue import Groups, Runs
+from common.standing import Standing
 from common.store import ObjectStore
+from producer.joining import stored_record
 from producer.locate import Where, local_output, open_output, read_record, unknown
 
 if TYPE_CHECKING:
@@ -38,10 +42,8 @@ def figures_of(client: "redis.Redis", where: Where) -> dict[str, Any]:
     if read is None:
         return lost_figures(*_in_store(client, where))
     if read.standing.unreconciled or where.output is not None:
-        lost = _lost(client, read.record, where)
-        standing = msgspec.structs.replace(read.standing, lost=lost)
-        read = msgspec.structs.replace(read, standing=standing)
-    return read.figures()
+        read = _losing(read, _lost(client, read.record, where))
+    return _checked(read)
 
 
 def figures_of_all(client: "redis.Redis") -> list[dict[str, Any]]:
@@ -49,7 +51,12 @@ def figures_of_all(client: "redis.Redis") -> list[dict[str, Any]]:
     where = connect.address_of(client)
     groups = Groups(client, where=where).fresh()
     found = [snapshot.read(client, name, groups=groups) for name in Runs(client).names()]
-    return [read.figures() for read in found if read is not None]
+    return [_checked(read) for read in found if read is not None]
+
+
+def ended_with(figures: dict[str, Any]) -> int:
+    """Give the exit code that says how a run stands."""
+    return exit_code(figures["status"], figures["unusable_sec"])
 
 
 def _in_store(client: "redis.Redis", where: Where) -> tuple[RunRecord, ObjectStore]:
@@ -92,7 +99,55 @@ def lost_figures(record: RunRecord, store: ObjectStore) -> dict[str, Any]:
     }
 
 
-# --- What Redis has lost -------------------------------------------------------------------------
+# --- What Redis or the store has lost -------------------------------------------------------------
+
+
+def _losing(read: snapshot.Snapshot, lost: str) -> snapshot.Snapshot:
+    standing = msgspec.structs.replace(read.standing, lost=lost)
+    return msgspec.structs.replace(read, standing=standing)
+
+
+def _checked(read: snapshot.Snapshot) -> dict[str, Any]:
+    """Give the figures; of a run that has ended, only if the store still has what it should."""
+    figures = read.figures()
+    if figures["status"] not in ENDED:
+        return figures
+    lost = _emptied(read.record, cancelled=figures["status"] == "cancelled")
+    return _losing(read, lost).figures() if lost else figures
+
+
+def _emptied(record: RunRecord, *, cancelled: bool) -> str:
+    """Say that the store no longer holds a run that has ended; empty where it does, or is away."""
+    remedy = (
+        f"put the objects back and call `producer resume {record.run}`, or enqueue the files "
+        "again with another --run and --output"
+    )
+    try:
+        store = open_output(record.output, record.endpoint_url)
+        stored = stored_record(store)
+        ended = cancelled or store.get(names.SUCCESS) is not None
+    except HeadraceError:
+        if not _is_missing_here(record.output):
+            return ""
+        stored, ended = None, False
+    if stored is None:
+        return f"{record.output} holds no {names.RUN_JSON}, so the results are gone: {remedy}"
+    if stored.uid != record.uid:
+        return (
+            f"{record.output} holds run {stored.run} with uid {stored.uid}, and Redis has "
+            f"{record.run} with uid {record.uid}: {remedy}"
+        )
+    if not ended:
+        return f"{record.output} holds no {names.SUCCESS}, which Redis says was written: {remedy}"
+    return ""
+
+
+def _is_missing_here(output: str) -> bool:
+    """Tell a directory that was removed from one that this machine never saw."""
+    if output.startswith("s3://"):
+        return False
+    root = Path(unquote(output.removeprefix("file://")))
+    return root.parent.is_dir() and not root.exists()
 
 
 def _lost(client: "redis.Redis", record: RunRecord, where: Where) -> str:

@@ -20,12 +20,32 @@ _STYLES = {
 _BAD = "bold red"
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
+WIDE = 100
+"""Columns that the whole page of a run takes."""
+
+_COLUMNS = (
+    "worker group",
+    "state",
+    "open",
+    "bound",
+    "server",
+    "tok/s",
+    "KV",
+    "mamba",
+    "full",
+    "oldest",
+    "strategy",
+    "SGLang",
+)
+_ONLY_WIDE = {"mamba", "strategy", "SGLang"}
+
 WHOLE_FROM = 10
 """A time of so many units is told without a fraction."""
 
 
-def of_run(figures: Figures) -> RenderableType:
-    """Show one run."""
+def of_run(figures: Figures, *, width: int = WIDE) -> RenderableType:
+    """Show one run on a page of so many columns."""
+    narrow = width < WIDE
     total, ended = figures["total"], figures["total"] - figures["queued"] - figures["in_flight"]
     head = Table.grid(padding=(0, 2))
     head.add_row(
@@ -35,13 +55,15 @@ def of_run(figures: Figures) -> RenderableType:
     )
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
-        ProgressBar(total=max(total, 1), completed=ended, width=36),
-        f"{ended:,} of {total:,} ({ended / max(total, 1):.1%})",
-        _pace(figures),
+        ProgressBar(total=max(total, 1), completed=ended, width=24 if narrow else 36),
+        f"{ended:,} of {total:,} ({min(ended / max(total, 1), 1):.1%})",
+        *([] if narrow else [pace(figures)]),
     )
-    parts: list[RenderableType] = [head, bar, *(Text(line) for line in _lines(figures))]
+    parts: list[RenderableType] = [head, bar]
+    parts += [Text(pace(figures), overflow="ellipsis", no_wrap=True)] if narrow else []
+    parts += [Text(line) for line in _lines(figures)]
     if figures["worker_groups"]:
-        parts.append(_groups(figures["worker_groups"]))
+        parts.append(_groups(figures["worker_groups"], narrow=narrow))
     parts += [Text(f"! {warning}", style="yellow") for warning in figures["warnings"]]
     return Group(*parts)
 
@@ -65,6 +87,9 @@ def _lines(figures: Figures) -> Iterator[str]:
     if figures["retries"]:
         parts.append(f"{figures['retries']:,} attempts repeated")
     yield "  ".join(parts)
+    if figures["waits_behind"]:
+        yield f"waits behind {figures['waits_behind']}"
+        return
     servers = figures["server_tokens_per_sec"]
     if servers:
         told = f"servers {servers:,.0f} tokens/s"
@@ -75,7 +100,8 @@ def _lines(figures: Figures) -> Iterator[str]:
         yield f"limited by: {figures['limited_by']}"
 
 
-def _pace(figures: Figures) -> str:
+def pace(figures: Figures) -> str:
+    """Tell the rate and the time left."""
     rate, eta = figures["rate_per_sec"], figures["eta_hours"]
     if figures["status"] == "ramping" and figures["steady_in_sec"]:
         ramp = f"steady in {_duration(figures['steady_in_sec'] / 3600)}, "
@@ -86,33 +112,47 @@ def _pace(figures: Figures) -> str:
     elif eta == 0:
         left = ""
     else:
+        left = f"{_duration(eta)} left"
         low, high = _duration(figures["eta_hours_low"]), _duration(figures["eta_hours_high"])
-        left = f"{_duration(eta)} left ({low} to {high})"
+        left += f" ({low} to {high})" if low != high else ""
     return f"{rate:,.3g}/s  {ramp}{left}".rstrip()
 
 
-def _groups(groups: Sequence[Figures]) -> Table:
+def _groups(groups: Sequence[Figures], *, narrow: bool) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    for name in ("worker group", "state", "open", "bound", "server", "tok/s", "KV", "mamba"):
+    shown = [name for name in _COLUMNS if not (narrow and name in _ONLY_WIDE)]
+    for name in shown:
         table.add_column(name, justify="left" if name in {"worker group", "state"} else "right")
-    for name in ("full", "oldest", "strategy", "SGLang"):
-        table.add_column(name, justify="right")
     for group in groups:
-        table.add_row(
-            group["group"],
-            Text(group["state"], style="green" if group["state"] == "ready" else _BAD),
-            str(group["in_flight"]),
-            str(group["bound"]),
-            f"{_or(group['running'])}+{_or(group['queued'])}/{_or(group['cap'])}",
-            _or(group["gen_tokens_per_s"], "{:,.0f}"),
-            _or(group["kv_usage"], "{:.0%}"),
-            _or(group["mamba_usage"], "{:.0%}"),
-            _or(group["occupancy"], "{:.0%}"),
-            _or(group["oldest_s"], "{:,.0f} s"),
-            _or(group["strategy"]),
-            _or(group["server_version"]),
-        )
+        cells = _cells(group)
+        table.add_row(*(cells[name] for name in shown))
     return table
+
+
+def _cells(group: Figures) -> dict[str, str | Text]:
+    state = group["state"]
+    style = {"ready": "green", "starting": "yellow"}.get(state, _BAD)
+    return {
+        "worker group": group["group"],
+        "state": Text(state, style=style),
+        "open": str(group["in_flight"]),
+        "bound": str(group["bound"]),
+        "server": _server(group),
+        "tok/s": _or(group["gen_tokens_per_s"], "{:,.0f}"),
+        "KV": _or(group["kv_usage"], "{:.0%}"),
+        "mamba": _or(group["mamba_usage"], "{:.0%}"),
+        "full": _or(group["occupancy"], "{:.0%}"),
+        "oldest": _or(group["oldest_s"], "{:,.0f} s"),
+        "strategy": _or(group["strategy"]),
+        "SGLang": _or(group["server_version"]),
+    }
+
+
+def _server(group: Figures) -> str:
+    told = [group[name] for name in ("running", "queued", "cap")]
+    if told == [None, None, None]:
+        return "-"
+    return "{}+{}/{}".format(*map(_or, told))
 
 
 def of_runs(runs: Sequence[Figures]) -> RenderableType:

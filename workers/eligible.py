@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from common import connect
 from common.models import RunRecord
 from common.queue import Runs
+from common.queue.runs import unknown_run
 from workers.loads import ServerIdentity
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
+SAY_S = 60.0
 DEFAULT_MARK_BYTES = 2 * 1024**3
 _PINNED = (
     "model",
@@ -55,6 +57,7 @@ class Eligible:
         self._judged: tuple[dict[str, RunRecord], ServerIdentity] | None = None
         self._fitting: list[str] = []
         self._read_at_s = float("-inf")
+        self._said_s = float("-inf")
         self._mark_bytes = DEFAULT_MARK_BYTES
         self.wrong_model = ""
 
@@ -97,6 +100,15 @@ class Eligible:
         }
         self._mark_bytes = min(DEFAULT_MARK_BYTES, limit // 4) if limit else DEFAULT_MARK_BYTES
         self._read_at_s = time.monotonic()
+        self._say_unknown()
+
+    def _say_unknown(self) -> None:
+        """Say now and then which of the named runs are not there: it may be a typing error."""
+        missing = [name for name in self._only if name not in self._records]
+        if missing and time.monotonic() - self._said_s >= SAY_S:
+            self._said_s = time.monotonic()
+            for name in missing:
+                log.warning("%s", unknown_run(name))
 
     def _judge(self, records: dict[str, RunRecord], identity: ServerIdentity) -> list[str]:
         reasons = {name: self._misfit(record, identity) for name, record in records.items()}

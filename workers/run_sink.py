@@ -15,7 +15,8 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, cast
 
 from common import connect, ending, names
-from common.errors import HeadraceError
+from common.emptied import refuse_emptied, unaccepted
+from common.errors import HeadraceError, StoreEmptiedError
 from common.models import RunRecord
 from common.queue.audit import EVERY_MS
 from common.queue.maintenance import ended_signature
@@ -167,6 +168,8 @@ class RunSink:
         )
         if not due(waiting, self._limits, now_ms=view.now_ms, flush=flush):
             return
+        # Once a batch: what an emptied output gets now would hide that it was emptied.
+        refuse_emptied(self.store, self.record)
         try:
             self.stored_rows += self._sinks[partition].store_one()
         except PartitionLostError as lost:
@@ -214,11 +217,14 @@ class RunSink:
         if report is None:
             self._look_again_s = 0.0
             return False
+        done = None
         if report.differs:
-            reconcile(self._client, self.store, self.record, deep=True)
+            done = reconcile(self._client, self.store, self.record, deep=True)
         if not report.ended and not self._differed:
             # At once, unless it is the same difference again: that needs somebody's hand.
-            self._audit_again_s = self._clock() + EVERY_MS / 1000
-        self._look_again_s = 0.0
+            self._look_again_s = 0.0
         self._differed = report.differs
+        if done is not None and done.unaccepted:
+            self._look_again_s = self._clock() + AGAIN_S
+            raise StoreEmptiedError(unaccepted(self.store, self.record, done.unaccepted))
         return report.ended

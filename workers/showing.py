@@ -39,7 +39,7 @@ class Showing:
         self._keeper = keeper
         self._finisher = finisher
         self._on_beat = on_beat
-        self._began_s = time.monotonic()
+        self._began_s = self._ready_s = time.monotonic()
         self._occupied: deque[tuple[float, int, int]] = deque(maxlen=240)
 
     async def run(self) -> None:
@@ -62,6 +62,8 @@ class Showing:
         watch, load, identity = self._core.watch, self._core.watch.load, self._core.watch.identity
         now_s = time.monotonic()
         state, detail = self._state()
+        if watch.ready:
+            self._ready_s = now_s
         return GroupFigures(
             group=self._core.jobs.group,
             epoch=self._core.jobs.epoch,
@@ -86,6 +88,7 @@ class Showing:
             oldest_s=self._core.holdings.oldest_s(now_s),
             ages_s=self._core.holdings.ages_s(now_s),
             up_s=now_s - self._began_s,
+            unready_s=now_s - self._ready_s,
             completed=self._finisher.completed,
         )
 

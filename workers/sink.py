@@ -4,7 +4,7 @@ One thread stores, one renews the leases meanwhile (a PUT may take longer than a
 writes progress. What waits stays in Redis until it is due, so nothing is lost with the process.
 
 Failures:
-    store away or full   the run waits with jitter and says so at most every 10 s; others go on;
+    store away or full   the run waits with jitter and says so at most once a minute; others go on;
                          the streams grow until claims pause by their bytes
     Redis away           all waits likewise, never exits
     SIGTERM, SIGINT      whatever waits is stored within the grace, then partitions are released;
@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,12 +27,15 @@ from common.errors import (
     ConflictError,
     HeadraceError,
     RedisUnusableError,
+    StoreEmptiedError,
     StoreUnusableError,
     UsageError,
 )
 from common.models import RunRecord
 from common.queue import Runs
+from common.queue.runs import unknown_run
 from common.queue.sinklease import LEASE_MS, PartitionLostError, new_token
+from common.queue.sinkview import complain
 from common.reconcile import refuse_other_run
 from common.store import ObjectStore, open_store, outer_retry
 from common.store.parquet import SUFFIX, check_pyarrow
@@ -47,7 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RENEW_S = LEASE_MS / 3000
-SAY_S = 10.0
+SAY_S = 60.0
 PROBE_LIMIT_S = 20.0
 OPEN_AGAIN_S = 30.0
 
@@ -80,6 +84,7 @@ class _Served:
         self.failures = 0
         self.again_s = 0.0
         self.said_s = float("-inf")
+        self.complained = False
         self.standing = Standing.GOES_ON
 
 
@@ -108,6 +113,8 @@ class Sink:
         self._said_redis_s = float("-inf")
         # Runs whose output was refused, and when it is tried again.
         self._open_again_s: dict[str, float] = {}
+        # What was said of a run that is not served, and when.
+        self._said: dict[str, tuple[str, float]] = {}
         self._stop = threading.Event()
         self._ended = threading.Event()
 
@@ -159,6 +166,7 @@ class Sink:
         return sum(served.sink.stored_rows for served in self._served.values()) > before
 
     def _serve(self, name: str, served: _Served, *, flush: bool) -> None:
+        before = served.sink.stored_rows
         try:
             served.standing = served.sink.step(flush=flush)
         except RedisUnusableError as error:
@@ -170,6 +178,10 @@ class Sink:
             self._wait(name, served, error)
         else:
             served.failures = 0
+            ended = served.standing in {Standing.COMPLETED, Standing.FAILED}
+            if served.complained and (ended or served.sink.stored_rows > before):
+                served.complained = False
+                self._complain(served.sink.record, "")
             if served.standing is Standing.GONE:
                 del self._served[name]
 
@@ -178,10 +190,29 @@ class Sink:
         delay_s = full_jitter_s(served.failures)
         served.failures += 1
         served.again_s = time.monotonic() + delay_s
+        emptied = isinstance(error, StoreEmptiedError)
         if time.monotonic() - served.said_s >= SAY_S:
             served.said_s = time.monotonic()
-            log.warning("run %s waits, nothing is lost: %s", name, error)
+            if emptied:
+                log.error("run %s waits: %s", name, error)
+            else:
+                log.warning("run %s waits, nothing is lost: %s", name, error)
+        if not emptied:
+            # Stands until the next batch is stored; an output that is back may have none to come.
             served.sink.complain(str(error))
+        served.complained = True
+        self._complain(served.sink.record, str(error))
+
+    def _complain(self, record: RunRecord, why: str) -> None:
+        with suppress(RedisUnusableError):
+            complain(self._client, record, why)
+
+    def _say(self, level: int, name: str, text: str) -> None:
+        """Say something of a run that is not served: when it is new, then once a minute."""
+        said, said_s = self._said.get(name, ("", float("-inf")))
+        if said != text or time.monotonic() - said_s >= SAY_S:
+            self._said[name] = text, time.monotonic()
+            log.log(level, "%s", text)
 
     def _say_redis(self, error: Exception) -> None:
         if time.monotonic() - self._said_redis_s >= SAY_S:
@@ -194,6 +225,8 @@ class Sink:
         for name in wanted:
             record = self._runs.get(name)
             known = self._served.get(name)
+            if record is None and known is None:
+                self._say(logging.WARNING, name, unknown_run(name))
             if record is None or (known and known.sink.record.uid == record.uid):
                 continue
             if time.monotonic() < self._open_again_s.get(name, 0.0):
@@ -204,7 +237,10 @@ class Sink:
                 if at_start and len(wanted) == 1:
                     raise
                 self._open_again_s[name] = time.monotonic() + OPEN_AGAIN_S
-                log.error("run %s has an output that cannot be used: %s", name, error)  # noqa: TRY400
+                self._say(
+                    logging.ERROR, name, f"run {name} has an output that cannot be used: {error}"
+                )
+                self._complain(record, str(error))
 
     def _open_run(self, record: RunRecord, *, deadline_s: float) -> None:
         """Check with real calls what a sink needs, before anything depends on it."""

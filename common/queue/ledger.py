@@ -80,8 +80,8 @@ class Ledger:
             )
         if reply[0] == b"no_room":
             raise RedisFullError(
-                f"Redis at {self._where} holds as many prompts as its maxmemory allows beside their "
-                "results: the rest waits until some have ended"
+                f"Redis at {self._where} holds as many prompts as its maxmemory allows beside "
+                "their results: the rest waits until some have ended"
             )
         numbers = [int(number) for number in reply[1:9]]
         return AddReply(

@@ -186,6 +186,11 @@ class Runs:
             raise connect.mapped(error, self._where) from error
 
 
+def unknown_run(name: str) -> str:
+    """Say that a process waits for a run that is not there: it may be a typing error."""
+    return f"waiting for run {name!r}, which Redis does not know (`producer runs` lists them)"
+
+
 def refuse_change(stored: RunRecord, asked: RunRecord) -> None:
     """Raise ConflictError where a fixed member of the run differs from what is asked now."""
     for field in _FIXED:

@@ -1,16 +1,20 @@
-"""What a sink sees of a run at one instant: read by one script, so that it adds up."""
+"""What a sink sees of a run at one instant, and what others see of its sinks."""
 
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from common import connect
+from common import connect, names
 from common.models import RunRecord
 from common.queue.scripts import call
 from common.queue.sinklease import LEASE_MS
 
 if TYPE_CHECKING:
     import redis
+
+
+ERROR_LASTS_MS = 120_000
+"""A sink that still fails says so at least twice in this time; an older complaint is over."""
 
 
 class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,3 +105,70 @@ def look(
             for part in zip(*[iter(reply[12:])] * 5, strict=True)
         ],
     )
+
+
+class SinkState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a run's sinks.
+
+    Attributes:
+        sinks: How many serve the run at this instant.
+        error: Why nothing is stored at present, None when nobody complains.
+        error_at_ms: When that was said last, Redis TIME; 0 without an error.
+        next_due_ms: When the oldest waiting result has waited for `batch_s`, Redis TIME: a healthy
+            sink stores it by then. None when nothing waits.
+    """
+
+    sinks: int = 0
+    error: str | None = None
+    error_at_ms: int = 0
+    next_due_ms: int | None = None
+
+
+def sink_state(
+    client: "redis.Redis", record: RunRecord, *, batch_s: float = 600.0, first_batch_s: float = 60.0
+) -> SinkState:
+    """Read what is known of a run's sinks, in one round trip.
+
+    Args:
+        client: From `common.connect`.
+        record: The run.
+        batch_s: How long a result may wait, as the sinks were told.
+        first_batch_s: The same for a partition's first batch.
+
+    Raises:
+        RedisUnusableError: Redis cannot be reached.
+    """
+    name, partitions = record.run, range(record.partitions)
+    with connect.mapping_errors(client), client.pipeline(transaction=True) as pipe:
+        pipe.time()
+        pipe.zrange(names.sinks(name), 0, -1, withscores=True)
+        pipe.hmget(names.run(name), ["sink_error", "sink_error_ms"])
+        for partition in partitions:
+            pipe.hmget(names.sink(name, partition), ["error", "seq"])
+        for partition in partitions:
+            pipe.xrange(names.results(name, partition), "-", "+", count=1)
+        (seconds, micros), sinks, (error, error_ms), *rest = pipe.execute()
+    now_ms = seconds * 1000 + micros // 1000
+    lanes, firsts = rest[: len(partitions)], rest[len(partitions) :]
+    told, told_ms = (error or b"").decode(errors="replace"), int(error_ms or 0)
+    if now_ms - told_ms > ERROR_LASTS_MS:
+        # What a partition's sink said stands until its next batch is stored.
+        told, told_ms = next((lane[0].decode(errors="replace") for lane in lanes if lane[0]), ""), 0
+    due = [
+        int(first[0][0].partition(b"-")[0])
+        + round(1000 * (batch_s if int(lane[1] or 0) else min(batch_s, first_batch_s)))
+        for lane, first in zip(lanes, firsts, strict=True)
+        if first
+    ]
+    return SinkState(
+        sinks=sum(score > now_ms for _, score in sinks),
+        error=told or None,
+        error_at_ms=told_ms if told else 0,
+        next_due_ms=min(due, default=None),
+    )
+
+
+def complain(client: "redis.Redis", record: RunRecord, why: str) -> None:
+    """Say for `producer status` why nothing is stored of a run; empty takes it back."""
+    with connect.mapping_errors(client):
+        call(client, "sink_complain", record.run, record.uid, why)

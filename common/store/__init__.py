@@ -15,6 +15,8 @@ says whether waiting may help. Two layers wait: boto3 some seconds within a call
 long as the caller likes. Missing buckets are never made: a typing error must not become a bucket.
 """
 
+import re
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from common.errors import UsageError
@@ -22,7 +24,9 @@ from common.store.base import ObjectStore, StoredObject
 from common.store.directory import DirectoryStore
 from common.store.retry import outer_retry
 
-__all__ = ["ObjectStore", "StoredObject", "open_store", "outer_retry"]
+__all__ = ["ObjectStore", "StoredObject", "open_store", "outer_retry", "same_output"]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 ALLOWED = "a directory, file:///DIRECTORY, or s3://BUCKET/PREFIX"
 
@@ -43,6 +47,13 @@ def open_store(url: str, endpoint_url: str | None = None, *, create: bool = True
     if not separator:
         if not url or "\0" in url:
             raise UsageError(f"--output {url!r} is no address: give {ALLOWED}")
+        if scheme_like := _SCHEME.match(url):
+            # s3:/BUCKET would be a local folder of that name, and the results not where one looks.
+            raise UsageError(
+                f"--output {_without_secrets(url)!r} is no address: `{scheme_like[0]}` needs two "
+                f"slashes and must be known; give {ALLOWED} (./{scheme_like[0]}… for a directory "
+                "of that name)"
+            )
         return DirectoryStore(url, create=create)
     if scheme.lower() == "s3":
         # boto3 takes longer to import than most commands need to run.
@@ -56,6 +67,25 @@ def open_store(url: str, endpoint_url: str | None = None, *, create: bool = True
     raise UsageError(f"--output {_without_secrets(url)!r} is no address: give {ALLOWED}")
 
 
+def same_output(one: str, other: str) -> bool:
+    """Tell whether two addresses name one output, however each is written. Opens nothing.
+
+    Slashes at the end, `file://`, `~`, relative paths and symbolic links make no difference.
+    """
+    return one == other or _canonical(one) == _canonical(other)
+
+
+def _canonical(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme.lower() == "s3":
+        return f"s3://{rest.rstrip('/')}"
+    if separator and scheme.lower() == "file":
+        url = unquote(urlsplit(url).path)
+    return str(Path(url).expanduser().resolve())
+
+
 def _without_secrets(url: str) -> str:
-    scheme, _, rest = url.partition("://")
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url.rpartition("@")[2].partition("?")[0]
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

@@ -49,7 +49,7 @@ def _tokens(value: str) -> int | Literal["context"]:
 @click.option(
     "--turns",
     type=click.Choice(["last"]),
-    help="Ask for the last assistant turn again; conversations always do.",
+    help="last, the only choice: ask for the last assistant turn again; conversations always do.",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N prompts.")
 @click.option(
@@ -91,8 +91,9 @@ def _tokens(value: str) -> int | Literal["context"]:
 @click.option("--dry-run", is_flag=True, help="Check the files; needs no Redis and no output.")
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object on stdout.")
 def command(**flags: Any) -> int:
-    """Queue the prompts in FILES (JSON lines, plain, gzip or zstd; - for stdin) for a run.
+    """Queue the prompts in FILES for a run.
 
+    FILES are JSON lines, plain, gzip or zstd; - is stdin.
     Each row has `prompt`, `messages`, `conversations`, `text` or `input_ids`, or is a line of an
     OpenAI batch file. The same call again queues only what is missing, so a call that was
     interrupted is simply repeated. Nothing is queued from files with a bad row.

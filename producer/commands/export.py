@@ -14,7 +14,14 @@ from producer.outfile import STDOUT
 @click.command()
 @click.argument("run", metavar="RUN")
 @click.option("--to", required=True, metavar="FILE", help="- for stdout; .gz or .zst compresses.")
-@click.option("--format", "row_format", type=click.Choice(["jsonl"]), default="jsonl")
+@click.option(
+    "--format",
+    "row_format",
+    type=click.Choice(["jsonl"]),
+    default="jsonl",
+    show_default=True,
+    help="The only choice: a JSON object a line.",
+)
 @click.option("--failures", metavar="FILE", help="Also write what failed or was cancelled there.")
 @click.option("--partial", is_flag=True, help="End with 0 though not all is completed.")
 @click.option("--output", metavar="URL", help="Where its results are; then Redis is not asked.")
@@ -31,16 +38,16 @@ def command(  # noqa: PLR0913 - one parameter a flag
     endpoint_url: str | None,
     redis: str | None,
 ) -> int:
-    r"""Write the completions of RUN to a file, in the order of its input, each prompt once.
+    """Write the completions of RUN to a file, in input order.
 
-    Of a run that goes on it writes what is in the store by now. Ends with 1 when a prompt of the
+    Each prompt once.     Of a run that goes on it writes what is in the store by now. Ends with 1 when a prompt of the
     run has no completion, unless --partial says that this is as wanted.
 
     \b
     Example:
         producer export prompts --to answers.jsonl
         producer export prompts --to - --failures failed.jsonl | head -n 3
-    """
+    """  # noqa: D301 - click takes the backspace for "do not wrap"
     del row_format  # the only one as yet
     if failures == STDOUT:
         raise click.UsageError("--failures needs a file of its own: stdout is for --to -")

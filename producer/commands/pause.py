@@ -13,7 +13,9 @@ from producer.locate import connected, unknown
 @click.option("--reason", default="by hand", show_default=True, help="Shown by `status`.")
 @click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
 def command(run: str, *, reason: str, redis: str | None) -> int:
-    """Start no more prompts of RUN; what is at the servers ends as usual, and is kept.
+    """Start no more prompts of RUN.
+
+    What is at the servers ends as usual, and is kept.
 
     \b
     Example:

@@ -25,10 +25,11 @@ def command(  # noqa: PLR0913 - one parameter a flag
     redis: str | None,
     json_: bool,
 ) -> int:
-    """Lift the pause of RUN, and put back whatever Redis or RQ's tools have lost of it.
+    """Lift the pause of RUN, and put back what was lost of it.
 
-    A Redis that does not know the run gets it from the store alone. What is done is not done
-    again; failed prompts stay failed (`producer retry`). The same call again changes nothing.
+    What Redis or RQ's tools have lost comes from the store; a Redis that does not know the run gets
+    all of it. What is done is not done again, and failed prompts stay failed: `producer enqueue
+    FILE --retry-failed` tries them again. The same call again changes nothing.
 
     \b
     Example:
@@ -65,7 +66,7 @@ def _lines(told: Resumed) -> Iterator[str]:
     for producer in told.open_producers:
         yield (
             f"the producer {producer} began and did not end: the same enqueue again ends it and "
-            "adds what it had not accepted; `producer resume --seal` goes without that"
+            "adds what it had not accepted; `producer resume {told.run} --seal` goes without that"
         )
     if not told.sealed and not told.open_producers:
         yield (

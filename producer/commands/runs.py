@@ -16,7 +16,7 @@ from producer.screen import show
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object on stdout.")
 @click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
 def command(*, json_: bool, redis: str | None) -> int:
-    """List the runs that this Redis knows, in the order in which they are claimed.
+    """List the runs of this Redis, in the order of claims.
 
     \b
     Example:

@@ -6,10 +6,9 @@ import click
 import msgspec
 
 from common.errors import UsageError
-from common.figures import exit_code
 from producer.locate import Where, connected
 from producer.screen import show
-from producer.status import figures_of, figures_of_all
+from producer.status import ended_with, figures_of, figures_of_all
 
 
 @click.command()
@@ -26,10 +25,18 @@ def command(
     endpoint_url: str | None,
     redis: str | None,
 ) -> int:
-    """Show what is done of RUN, what limits it, and how long it will take; without RUN, of all.
+    """Show what is done of RUN, what limits it, and the time left.
 
-    Ends with 0 when the run is done or goes on, 1 when it has ended otherwise or stalls, 4 when
-    Redis, the store or the servers cannot be used, or Redis has lost the run.
+    Without RUN: of all runs. Ends with 0 when the run is done or goes on, 1 when it has ended
+    otherwise or stalls, 4 when Redis or the store cannot be used, no server could be for a minute,
+    or Redis and the store disagree.
+
+    \b
+    Reading it:
+        limited by   what to enlarge: the server's KV or mamba pool, its queue, our client, the sink
+        server       16+2/16: requests that run there + wait there / most that may run
+        open, bound  requests sent and not answered; the most that are sent at once
+        full         mean share of these slots in use over the last minute
 
     \b
     Example:
@@ -55,4 +62,4 @@ def tell(every: list[dict[str, Any]], *, json_: bool, one: bool) -> int:
         click.echo(msgspec.json.encode(told))
     else:
         show(every, one=one)
-    return max((exit_code(figures["status"]) for figures in every), default=0)
+    return max((ended_with(figures) for figures in every), default=0)

@@ -28,7 +28,11 @@ from producer.verify import FileCheck, as_json, as_text, verify
 )
 @click.option("--id-field", metavar="NAME", help="For --input, as it was given to enqueue.")
 @click.option("--raw-prompt", is_flag=True, help="For --input, as it was given to enqueue.")
-@click.option("--turns", type=click.Choice(["last"]), help="For --input, likewise.")
+@click.option(
+    "--turns",
+    type=click.Choice(["last"]),
+    help="For --input, likewise; `last` is the only choice.",
+)
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object with all findings.")
 def command(  # noqa: PLR0913 - one parameter a flag
     run: str,
@@ -42,16 +46,16 @@ def command(  # noqa: PLR0913 - one parameter a flag
     turns: Literal["last"] | None,
     json_: bool,
 ) -> int:
-    r"""Prove from the store alone that every prompt of RUN has exactly one result, its own.
+    """Prove from the store that RUN lacks and doubles nothing.
 
-    Reads every object: accepted prompts, results, lists of keys, manifests. Ends with 0 only if
+    Every prompt has exactly one result, its own. Reads every object: accepted prompts, results, lists of keys, manifests. Ends with 0 only if
     all is completed and proven; with 1 it names the keys that are missing, doubled or altered.
 
     \b
     Example:
         producer verify prompts
         producer verify prompts --output s3://bucket/prefix --input prompts.jsonl
-    """
+    """  # noqa: D301 - click takes the backspace for "do not wrap"
     began = time.monotonic()
     record, store = locate(Where(run=run, output=output, endpoint_url=endpoint_url, redis=redis))
     rules = RowRules(

@@ -11,11 +11,11 @@ from rich.live import Live
 from rich.text import Text
 
 from common.errors import RedisUnusableError
-from common.figures import ENDED, exit_code
+from common.figures import ENDED
 from producer.locate import Where, connected
 from producer.screen import console
-from producer.status import figures_of
-from producer.view import of_run
+from producer.status import ended_with, figures_of
+from producer.view import of_run, pace
 
 
 @click.command()
@@ -32,7 +32,9 @@ from producer.view import of_run
 )
 @click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
 def command(run: str, *, json_: bool, every_s: float, redis: str | None) -> int:
-    """Show RUN until it has ended, and end as `status` does. Ctrl-C ends the look, not the run.
+    """Show RUN until it has ended.
+
+    Ends with what `producer status` ends with. Ctrl-C ends the look, not the run.
 
     \b
     Example:
@@ -59,9 +61,11 @@ class _Watch:
         """Show the newest figures in place."""
         with Live(console=screen, auto_refresh=False) as live:
             for figures, note in self._looks():
-                live.update(Text(note) if figures is None else of_run(figures), refresh=True)
+                width = screen.width
+                page = Text(note) if figures is None else of_run(figures, width=width)
+                live.update(page, refresh=True)
                 if figures is not None and figures["status"] in ENDED:
-                    return exit_code(figures["status"])
+                    return ended_with(figures)
         return 0
 
     def lines(self, form: Callable[[dict[str, Any]], str]) -> int:
@@ -73,7 +77,7 @@ class _Watch:
                 click.echo(line, err=figures is None)
                 before = line
             if figures is not None and figures["status"] in ENDED:
-                return exit_code(figures["status"])
+                return ended_with(figures)
         return 0
 
     def _looks(self) -> Iterator[tuple[dict[str, Any] | None, str]]:
@@ -90,8 +94,6 @@ class _Watch:
 
 
 def _line(figures: dict[str, Any]) -> str:
-    eta = figures["eta_hours"]
-    left = "time left unknown" if eta is None else f"{eta:.2f} h left"
     counts = ("completed", "failed", "in_flight", "queued")
     told = ", ".join(f"{figures[name]:,} {name.replace('_', ' ')}" for name in counts)
-    return f"{figures['run']} {figures['status']}: {told}, {figures['rate_per_sec']:.3g}/s, {left}"
+    return f"{figures['run']} {figures['status']}: {told}, {pace(figures)}"

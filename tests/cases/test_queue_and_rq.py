@@ -146,12 +146,12 @@ def test_b63_without_a_sink_and_with_deleted_jobs_nothing_is_lost(tmp_path: Path
 
 
 def test_b64_a_group_that_dies_again_and_again_is_back_each_time(tmp_path: Path) -> None:
-    count = 120
+    count = 80
     with Fleet(tmp_path, latency="0.4", cap=4) as fleet:
         fleet.enqueue(write_prompts(tmp_path / f"{RUN}.jsonl", count))
         records: list[str] = []
         took_s: list[float] = []
-        for _ in range(4):
+        for _ in range(3):
             began_s = time.monotonic()
             group = fleet.start_group()
             done = fleet.counts(RUN).completed
@@ -165,7 +165,7 @@ def test_b64_a_group_that_dies_again_and_again_is_back_each_time(tmp_path: Path)
 
         assert max(took_s) < 5 + 2.5, "five seconds, and the start of a process"
         assert all(name.startswith("gpu0@") for name in records)
-        assert len(set(records)) == 4, "two processes shared one record"
+        assert len(set(records)) == 3, "two processes shared one record"
         assert (counts.completed, counts.failed, counts.retries) == (count, 0, 0)
         fleet.verify(RUN)
 

@@ -11,11 +11,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import msgspec
 import pytest
 
 from common import names
+from common.models import Counts
 from tests.support.fleet import Fleet, write_prompts
+from tests.support.scripted_server import Reply, answer, scripted_server
 from tests.support.server_process import wait_until
 from tests.support.watching import (
     QUICK_SINK,
@@ -221,6 +224,34 @@ def test_thinking_that_uses_up_the_budget_is_kept_and_flagged(tmp_path: Path) ->
         choice: Any = row["choices"][0]  # type: ignore[index]
         assert choice["reasoning_content"]
         assert not choice["content"]
+
+
+async def test_an_answer_of_no_token_is_never_taken_for_a_good_one(tmp_path: Path) -> None:
+    # B30: a server that cuts the prompt to nothing answers 200, empty, `length`, zero tokens.
+    prompts = write_rows(tmp_path / "job.jsonl", ["CUT say", *(f"say {i}" for i in range(8))])
+
+    async def step(body: dict[str, Any]) -> Reply:
+        if "CUT" in str(body):
+            return Reply(body=answer("", finish_reason="length", tokens=0))
+        return Reply(body=answer("hi"))
+
+    pages = {"/v1/models": b'{"data":[{"id":"tiny","max_model_len":4096}]}'}
+    async with scripted_server(step, pages=pages) as server:
+        with Fleet(tmp_path) as fleet:
+            counts = await anyio.to_thread.run_sync(run_at, fleet, prompts, server.url)
+
+            assert (counts.completed, counts.failed) == (8, 1)
+            [row] = fleet.rows("failures")
+            assert (row["reason"], row["status"], row["attempts"]) == ("empty_output", 200, 3)
+            assert sum("CUT" in str(body) for body in server.requests) == 3
+
+
+def run_at(fleet: Fleet, prompts: Path, url: str) -> Counts:
+    """Run a file to its end at another server than the fleet's."""
+    fleet.enqueue(prompts)
+    fleet.spawn("gpu0", "workers", "start", "--gpu", "0", "--server", url)
+    fleet.start_sink("sink", *QUICK_SINK)
+    return fleet.wait_done(RUN, 30)
 
 
 def test_twenty_faults_without_a_success_pause_the_run_and_say_why(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from workers.run_sink import Standing
 
 
 @pytest.fixture
-def world(redis_client: "redis.Redis", tmp_path: Path) -> World:
-    return World(redis_client, open_store(str(tmp_path / "out")), prompts=10)
+def world(redis_client: "redis.Redis", tmp_path: Path) -> Iterator[World]:
+    made = World(redis_client, open_store(str(tmp_path / "out")), prompts=10)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """From result streams to the store: batches, sharing, what stands in the way, and full Redis."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -32,8 +33,10 @@ from workers.run_sink import Standing
 
 
 @pytest.fixture
-def world(redis_client: "redis.Redis", tmp_path: Path) -> World:
-    return World(redis_client, open_store(str(tmp_path / "out")))
+def world(redis_client: "redis.Redis", tmp_path: Path) -> Iterator[World]:
+    made = World(redis_client, open_store(str(tmp_path / "out")))
+    yield made
+    made.close()
 
 
 def test_every_result_is_stored_once_and_leaves_the_stream(world: World) -> None:

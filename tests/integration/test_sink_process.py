@@ -28,8 +28,10 @@ STORED_THEN_KILLED = -signal.SIGKILL
 
 
 @pytest.fixture
-def world(redis_client: "redis.Redis", tmp_path: Path) -> World:
-    return World(redis_client, open_store(str(tmp_path / "out")))
+def world(redis_client: "redis.Redis", tmp_path: Path) -> Iterator[World]:
+    made = World(redis_client, open_store(str(tmp_path / "out")))
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

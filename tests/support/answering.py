@@ -17,6 +17,7 @@ from tests.support.scripted_server import Reply, scripted_server
 MODEL = "tiny"
 PROBE = "headrace-probe"
 _START_S = 10
+_IDLE = {"num_running_reqs": 0, "num_waiting_reqs": 0, "max_running_requests": 64}
 
 Respond = Callable[[dict[str, Any]], Reply]
 
@@ -62,8 +63,12 @@ def answering(respond: Respond) -> Iterator[AnsweringServer]:
         return respond(body)
 
     async def serve(step: Callable[[dict[str, Any]], Awaitable[Reply]]) -> None:
-        models = json.dumps({"data": [{"id": MODEL, "max_model_len": 32768}]}).encode()
-        async with scripted_server(step, pages={"/v1/models": models}) as script:
+        pages = {
+            "/v1/models": json.dumps({"data": [{"id": MODEL, "max_model_len": 32768}]}).encode(),
+            # A server that says it is idle is not left alone for the sake of unknown processes.
+            "/v1/loads": json.dumps({"loads": [_IDLE]}).encode(),
+        }
+        async with scripted_server(step, pages=pages) as script:
             server.url = script.url
             ready.set()
             await done.wait()

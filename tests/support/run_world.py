@@ -1,7 +1,7 @@
 """A run in a real Redis and a real store, with results finished as a worker group does."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -61,6 +61,7 @@ class World:
             partitions=partitions,
         )
         self.accepted = 0
+        self.closers: list[Callable[[], None]] = []
         self.client = client
         self.use(client)
         store.put_if_absent(names.RUN_JSON, msgspec.json.encode(self.record))
@@ -69,13 +70,16 @@ class World:
 
     def use(self, client: "redis.Redis") -> None:
         """Go on with another client, as after a restart of the server."""
-        self.close()
+        self.client.close()
         self.client = client
         self.runs = Runs(client)
         self.ledger = Ledger(client, self.record)
         self.jobs = Jobs(client, epoch="e1", group="gpu0@test", server=SERVER)
 
     def close(self) -> None:
+        """End what uses the client, then the client."""
+        while self.closers:
+            self.closers.pop()()
         self.client.close()
 
     # --- Prompts ---------------------------------------------------------------------------------

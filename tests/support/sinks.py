@@ -19,13 +19,20 @@ class KilledError(BaseException):
 
 def run_sink(world: World, *, rows: int = 4, token: str | None = None) -> RunSink:
     """A sink for the world's run with small batches."""
-    return RunSink(
+    sink = RunSink(
         world.client,
         world.store,
         world.record,
         token=token or new_token(),
         limits=Limits(rows=rows),
     )
+
+    def close() -> None:
+        for partition in sink._sinks.values():
+            partition._reader._pool.shutdown()
+
+    world.closers.append(close)
+    return sink
 
 
 def drain(sink: RunSink, *, most: int = 200) -> Standing:
@@ -42,9 +49,12 @@ def partition_sink(
 ) -> PartitionSink:
     """One partition's sink, without the loop around it."""
     lease = PartitionLease(world.client, world.record, partition=partition, token=token)
-    return PartitionSink(
+    sink = PartitionSink(
         world.client, world.store, world.record, lease=lease, limits=Limits(rows=rows)
     )
+    # A killed one may still read ahead; its thread is to end before the client does.
+    world.closers.append(sink._reader._pool.shutdown)
+    return sink
 
 
 def expire_lease(world: World, partition: int = 0) -> None:

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.figures import ENDED, Standing, Status, exit_code, progress
+from common.figures import ENDED, Status, exit_code, progress
 from common.flow import BUCKET_MS, flow_of, rate_of
 from common.group_figures import GroupFigures
 from common.models import Counts
+from common.standing import Standing
 
 NOW_MS = 1_796_000_000_000
 NOW_BUCKET = NOW_MS // BUCKET_MS

@@ -101,7 +101,7 @@ def sink(
     until_done: bool,
     log_level: str,
 ) -> None:
-    r"""Move results from Redis into shards in the store, for RUNs or for all.
+    """Move results from Redis to the store, of RUNs or of all.
 
     Needs no output: each run knows its own. Several sinks share the partitions; one that dies is
     replaced within half a minute. SIGTERM or Ctrl-C stores what waits within --grace; what is not
@@ -110,7 +110,7 @@ def sink(
     \b
     Example:
         workers sink --redis redis://queue:6379/0
-    """
+    """  # noqa: D301 - click takes the backspace for "do not wrap"
     if until_done and not runs:
         raise click.UsageError("--until-done needs the names of the runs")
     set_up_logs(log_level)

@@ -115,16 +115,16 @@ def start(  # noqa: PLR0913 - one parameter a flag
     runs: tuple[str, ...],
     log_level: str,
 ) -> None:
-    r"""Serve prompts on these GPUs, each with the SGLang server beside it.
+    """Serve prompts on these GPUs.
 
-    One process a worker group; one that dies is started again. SIGTERM or Ctrl-C stops claims, lets
+    Each has an SGLang server beside it.     One process a worker group; one that dies is started again. SIGTERM or Ctrl-C stops claims, lets
     open requests end within --grace, and gives the rest back; a second one does not wait.
     The servers' key comes from HEADRACE_API_KEY.
 
     \b
     Example:
         workers start --gpu 0-7 --redis redis://queue:6379/0
-    """
+    """  # noqa: D301 - click takes the backspace for "do not wrap"
     sets = parse_gpus(gpu, tp)
     if len(sets) > 1 and server is not None and "{gpu}" not in server:
         raise UsageError(

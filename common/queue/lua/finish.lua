@@ -64,7 +64,11 @@ local function accept(run, state, raw, hex, item)
   tally(run, COUNTER[item.outcome], 1)
   tally(run, 'stream_bytes', #item.row + 100)
   tally(run, 'stream_entries', 1)
-  if item.outcome == 'f' then note_fault(run, item.reason) end
+  if item.outcome == 'f' then
+    -- Reasons are a fixed few words of ours, so these members stay few.
+    tally(run, 'reason:' .. item.reason, 1) -- common.names.REASON
+    note_fault(run, item.reason)
+  end
   if item.outcome == 'c' then
     redis.call('HDEL', run_key(run), 'faults')
     tally(run, 'input_tokens', tonumber(item.input))

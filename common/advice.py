@@ -1,0 +1,203 @@
+"""Say what holds a run back, and what somebody should do about it. Pure.
+
+`warnings` makes the lines that people see behind a `!`, and those of `--json` and progress.json.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from common.group_figures import GroupFigures
+from common.models import Counts
+from common.standing import Standing
+
+TRUNCATED_SHARE = 0.2
+BUSY_SHARE = 0.9
+
+UNUSABLE_S = 60.0
+"""Servers that could not be used for so long are no hiccup, and no restart of one."""
+
+SHOWN_REASONS = 5
+
+_LIMITS = {
+    "waiting_for_workers": "no workers",
+    "waiting_for_server": "server",
+    "wrong_model": "server",
+    "stalled": "server",
+    "redis_full": "Redis",
+    "s3_error": "sink",
+}
+_OVER = {"completed", "completed_with_failures", "failed", "cancelled"}
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """A run at one instant, with the word that was chosen for it; groups as the run sees them."""
+
+    counts: Counts
+    standing: Standing
+    groups: Sequence[GroupFigures]
+    status: str
+
+    @property
+    def run(self) -> str:
+        """Its name, as it may stand in a command."""
+        return self.standing.run or "RUN"
+
+    @property
+    def unusable_s(self) -> float | None:
+        """How long no server could be used; None where one can, or nobody tells."""
+        if self.status != "waiting_for_server":
+            return None
+        told = [group.unready_s for group in self.groups if group.unready_s is not None]
+        return min(told, default=None)
+
+
+# --- What holds it back --------------------------------------------------------------------------
+
+
+def limited_by(seen: Seen) -> str | None:
+    """Name what holds the run back, None when nothing can be named."""
+    counts, standing, status = seen.counts, seen.standing, seen.status
+    if status in _LIMITS:
+        return _LIMITS[status]
+    if status == "running" and not counts.queued + counts.in_flight:
+        return "sink"
+    if waits_behind(seen):
+        return "another run"
+    if status not in {"running", "ramping"} or standing.paused or not counts.queued:
+        return None
+    found = [_limit_of(group) for group in seen.groups if group.state == "ready"]
+    named = [limit for limit in found if limit]
+    # What most of the servers are short of; one odd server does not name the run's limit.
+    return max(named, key=named.count) if 2 * len(named) > len(found) else None
+
+
+def waits_behind(seen: Seen) -> str:
+    """Name the run that takes the slots this one waits for; empty where that is not so."""
+    return seen.standing.waits_behind if seen.status == "queued" and seen.counts.queued else ""
+
+
+def _limit_of(group: GroupFigures) -> str | None:
+    """Name what one server is short of.
+
+    A few requests of ours always wait at a server, so that its slots stay full: a queue alone says
+    nothing.
+    """
+    mamba, running, cap = group.mamba_usage, group.running or 0, group.cap
+    at_cap = cap is not None and running >= cap
+    if mamba is not None and (mamba >= BUSY_SHARE or at_cap):
+        # The cap of a hybrid model is what its pool of states allows.
+        return "mamba pool"
+    if group.kv_usage is not None and group.kv_usage >= BUSY_SHARE:
+        return "KV pool"
+    if group.queued and running:
+        return "server queue" if at_cap or cap is None else "prefill"
+    if group.occupancy is not None and group.occupancy < BUSY_SHARE:
+        return "client"
+    return None
+
+
+# --- What somebody should do ---------------------------------------------------------------------
+
+
+def warnings(seen: Seen) -> list[str]:
+    """Give sentences on what somebody should do something about."""
+    standing = seen.standing
+    told = [why for why in (standing.lost, standing.s3_error, standing.redis_full) if why]
+    told += _of_claims(seen)
+    told += _of_servers(seen)
+    if standing.open_producers:
+        told.append(
+            f"{count_of(standing.open_producers, 'producer')} began and did not end: the same "
+            f"enqueue again ends one that died, `producer resume {seen.run} --seal` closes them "
+            "all"
+        )
+    told += _of_answers(seen)
+    if limited_by(seen) == "sink" and not standing.s3_error:
+        waits = count_of(seen.counts.stream_entries, "result")
+        told.append(f"{waits} not yet in the store: `workers sink` stores and proves them")
+    return told
+
+
+def _of_claims(seen: Seen) -> Iterator[str]:
+    """Say why nothing is claimed."""
+    standing, over = seen.standing, seen.status in _OVER
+    if seen.status == "state_lost" and not standing.lost:
+        yield (
+            "Redis counts no prompts of a run that takes no more: its output was emptied, or Redis "
+            f"lost them. Put the objects back and call `producer resume {seen.run}`, or enqueue "
+            "the files again with another --run and --output"
+        )
+    if standing.paused is not None and not over:
+        yield f"paused: {standing.paused}; `producer resume {seen.run}` lifts it"
+    if standing.suspended and not over:
+        yield "`rq suspend` stopped all runs; `rq resume` lifts it"
+    if standing.unreconciled and not standing.lost and not over:
+        yield (
+            "Redis restarted and is not yet compared with the store: nothing is claimed until a "
+            f"sink or `producer resume {seen.run}` has done it"
+        )
+
+
+def _of_servers(seen: Seen) -> list[str]:
+    """Say what is wrong with the servers where none can be used."""
+    if seen.status == "wrong_model":
+        odd = [group for group in seen.groups if group.state == "wrong_model"]
+        return sorted({_misfit(seen, group) for group in odd})
+    if seen.status != "waiting_for_server":
+        return []
+    told = sorted({f"{group.group}: {group.detail}" for group in seen.groups if group.detail})
+    unusable_s = seen.unusable_s or 0.0
+    if unusable_s > UNUSABLE_S:
+        told.insert(0, f"no server could be used for {unusable_s / 60:,.0f} min: start them again")
+    return told
+
+
+def _misfit(seen: Seen, group: GroupFigures) -> str:
+    wanted = seen.standing.model
+    if wanted is not None and group.model not in {None, wanted}:
+        return (
+            f"{group.group} serves the model {group.model}, and run {seen.run} wants {wanted}: "
+            f"start an SGLang server of {wanted} at {group.server}, or enqueue for {group.model} "
+            "with another --run and --output"
+        )
+    return (
+        f"{group.group} serves the right model otherwise than run {seen.run} began with "
+        f"({group.detail or 'its log says how'}): start the server as it was, or enqueue with "
+        "another --run and --output"
+    )
+
+
+def _of_answers(seen: Seen) -> Iterator[str]:
+    """Say what is wrong with the results."""
+    counts, run = seen.counts, seen.run
+    if seen.status in {"completed_with_failures", "failed"}:
+        ended = [(counts.failed, "failed"), (counts.cancelled, "were cancelled")]
+        told = ", ".join(f"{number:,} {word}" for number, word in ended if number)
+        yield (
+            f"{told}{_reasons(seen)}; see them: `producer export {run} --to FILE --partial "
+            f"--failures failed.jsonl`; try them again: `producer enqueue FILE --run {run} "
+            "--retry-failed`"
+        )
+    share = min(counts.truncated / counts.completed, 1.0) if counts.completed else 0.0
+    if share > TRUNCATED_SHARE:
+        yield (
+            f"{share:.0%} of the answers were cut off at their token limit (finish_reason "
+            "length): a larger --max-tokens gives whole ones"
+        )
+
+
+def _reasons(seen: Seen) -> str:
+    """Name why, most frequent first; with numbers where they are those of what has failed now."""
+    reasons = sorted(seen.standing.reasons.items(), key=lambda each: (-each[1], each[0]))
+    if not reasons:
+        return ""
+    exact = len(reasons) > 1 and sum(seen.standing.reasons.values()) == seen.counts.failed
+    named = [f"{number:,} {word}" if exact else word for word, number in reasons]
+    more = ["…"] if len(named) > SHOWN_REASONS else []
+    return f": {', '.join(named[:SHOWN_REASONS] + more)}"
+
+
+def count_of(number: int, what: str) -> str:
+    """Write a number with its noun."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
