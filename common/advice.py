@@ -61,7 +61,8 @@ def limited_by(seen: Seen) -> str | None:
     if status in _LIMITS:
         return _LIMITS[status]
     if status == "running" and not counts.queued + counts.in_flight:
-        return "sink"
+        # One that is there and does not complain waits for its batch, and holds nothing back.
+        return None if standing.sinks else "sink"
     if waits_behind(seen):
         return "another run"
     if status not in {"running", "ramping"} or standing.paused or not counts.queued:
@@ -113,7 +114,11 @@ def warnings(seen: Seen) -> list[str]:
             "all"
         )
     told += _of_answers(seen)
-    if limited_by(seen) == "sink" and not standing.s3_error:
+    if standing.sinks == 0 and seen.status not in {*_OVER, "state_lost"}:
+        waiting = seen.counts.stream_entries
+        waits = f", {count_of(waiting, 'result')} in Redis" if waiting else ""
+        told.append(f"no sink is running{waits}: `workers sink` stores results and proves the run")
+    elif limited_by(seen) == "sink" and not standing.s3_error:
         waits = count_of(seen.counts.stream_entries, "result")
         told.append(f"{waits} not yet in the store: `workers sink` stores and proves them")
     return told
@@ -124,9 +129,10 @@ def _of_claims(seen: Seen) -> Iterator[str]:
     standing, over = seen.standing, seen.status in _OVER
     if seen.status == "state_lost" and not standing.lost:
         yield (
-            "Redis counts no prompts of a run that takes no more: its output was emptied, or Redis "
-            f"lost them. Put the objects back and call `producer resume {seen.run}`, or enqueue "
-            "the files again with another --run and --output"
+            "Redis counts no prompts of a run that takes no more: its output was emptied, or "
+            "Redis lost them. Put the objects back and call `producer resume "
+            f"{seen.run}`, or call the same `producer enqueue FILE --run {seen.run}` again, which "
+            "queues what was lost"
         )
     if standing.paused is not None and not over:
         yield f"paused: {standing.paused}; `producer resume {seen.run}` lifts it"

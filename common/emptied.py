@@ -45,7 +45,8 @@ def refuse_emptied(store: ObjectStore, record: RunRecord) -> None:
 def emptied(store: ObjectStore, record: RunRecord) -> str:
     """Say that an output was emptied, and what to do."""
     return (
-        f"{store.url} has no {names.RUN_JSON} any more: it was emptied, removed or is not mounted. "
+        f"{store.url} has no {names.RUN_JSON} any more: it was emptied or removed, or no disk is "
+        "mounted there. "
         f"Nothing of run {record.run!r} is forgotten and nothing is stored until it is back: "
         "put the output back, or call the same `producer enqueue FILE` again, which makes it anew "
         "and queues what it has lost"

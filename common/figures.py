@@ -150,6 +150,7 @@ def status_of(
 ) -> Status:
     """Choose the one word for how a run stands; what people must act on comes first."""
     ended = counts.completed + counts.failed + counts.cancelled == counts.total
+    ended = ended and bool(counts.total or not standing.sealed)
     words: list[tuple[bool, Status]] = [
         (bool(standing.lost) or _emptied(counts, standing), "state_lost"),
         (standing.cancelled, "cancelled"),

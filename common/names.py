@@ -17,12 +17,13 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
                                         sink_error_ms (why a sink stores nothing, and when it
                                         said so), rest (some prompts may
                                         stand in `inputs/` alone: Redis had no room for them)
-    headrace:run:RUN:counts      hash   the counters of `models.Counts`, and reason:WORD, how often a
-                                        prompt failed for it
+    headrace:run:RUN:counts      hash   the counters of `models.Counts`, and reason:WORD, how
+                                        often a prompt failed for it
     headrace:run:RUN:open        hash   producers that have begun and not ended: source -> JSON
     headrace:run:RUN:l:BUCKET    hash   ledger bucket: rest of the key -> 9 bytes and up (below)
     headrace:run:RUN:leases      zset   job id -> deadline, ms of Redis TIME
-    headrace:run:RUN:parked      zset   job id -> instant it was parked: suspects of server deaths
+    headrace:run:RUN:parked      zset   job id -> instant it was parked, less 10^13 ms for each of
+                                        its deaths and lost leases: suspects of server deaths
     headrace:run:RUN:results:PP  stream one completion, failure or cancellation an entry
     headrace:run:RUN:sink:PP     hash   token, deadline_ms, seq (last closed), intent, tries,
                                         limit (most rows of a batch after one that failed) and

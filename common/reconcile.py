@@ -94,7 +94,7 @@ def adopt_run(
     if stands.uid != stored.uid:
         raise ConflictError(
             f"Redis has a run {stored.run!r} with uid {stands.uid}, {store.url} one with uid "
-            f"{stored.uid}: give another --run, or `producer forget {stored.run}` first"
+            f"{stored.uid}: give another --run"
         )
     reached("adopt.made")
     while reconcile(client, store, stored) is None:

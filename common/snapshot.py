@@ -11,6 +11,7 @@ from common.group_figures import GroupFigures
 from common.models import Counts, RunRecord
 from common.queue import Groups, Runs, RunState
 from common.queue.ledger import request_timeout_s
+from common.queue.sinkview import sink_state
 from common.standing import Standing
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def read(
 
 
 def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standing:
-    name, partitions = state.record.run, range(state.record.partitions)
+    name = state.record.run
+    sinks = sink_state(client, state.record)
     with client.pipeline(transaction=False) as pipe:
         pipe.exists(names.RQ_SUSPENDED)
         pipe.hget(names.run(name), "ended")
@@ -96,9 +98,7 @@ def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standin
         pipe.info("server")
         pipe.zrange(names.RUNS, 0, -1)
         pipe.hgetall(names.counts(name))
-        for partition in partitions:
-            pipe.hget(names.sink(name, partition), "error")
-        suspended, ended, memory, server, others, counters, *errors = pipe.execute()
+        suspended, ended, memory, server, others, counters = pipe.execute()
     asked = state.record.params.model or (state.pinned or {}).get("model")
     return Standing(
         run=name,
@@ -110,7 +110,8 @@ def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standin
         suspended=bool(suspended),
         cancelled=state.cancelled,
         unreconciled=state.reconciled != str(server["run_id"]),
-        s3_error=next((error.decode(errors="replace") for error in errors if error), ""),
+        s3_error=f"sink cannot write: {sinks.error}" if sinks.error else "",
+        sinks=sinks.sinks,
         redis_full=_full(
             memory, stream_bytes=_stream_bytes(client, others), in_flight=counts.in_flight
         ),

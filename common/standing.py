@@ -20,6 +20,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         unreconciled: Redis restarted, and nobody has compared it with the store yet.
         lost: What the store has and Redis lacks, for people; empty when nothing is known to be.
         s3_error: Why nothing is stored at present.
+        sinks: How many sinks serve the run; None where nobody knows.
         redis_full: Why claims stop for want of room.
         open_producers: How many producers have begun and not ended.
         request_timeout_s: Time limit of one attempt.
@@ -37,6 +38,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     unreconciled: bool = False
     lost: str = ""
     s3_error: str = ""
+    sinks: int | None = None
     redis_full: str = ""
     open_producers: int = 0
     request_timeout_s: float = LONGEST_SILENCE_S

@@ -84,7 +84,7 @@ def cli() -> None:
     Example:
         producer enqueue prompts.jsonl --output s3://bucket/prefix --max-tokens 4096
         producer status prompts
-    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -24,7 +24,7 @@ from common.errors import ConflictError, RedisFullError
 from common.models import Prompt
 from common.queue import AddReply, Ledger, LedgerEntry
 from producer.accepted import Inputs
-from producer.meter import Meter
+from producer.meter import Meter, MeterFor
 from producer.prompts.verdicts import shown
 from producer.request import Fed
 from producer.spool import Spool, SpooledPrompt
@@ -97,6 +97,11 @@ class Feeder:
             meter.show(len(self._known))
         return standing
 
+    def again(self, rows: int, *, meter: MeterFor) -> Standing:
+        """Look every prompt up once more, for its counts alone."""
+        with meter("comparing", rows) as bar:
+            return Feeder(self._spool, self._ledger).compare(bar)
+
     def feed(
         self,
         inputs: Inputs,
@@ -104,6 +109,7 @@ class Feeder:
         meter: Meter,
         retry: bool = False,
         replace: bool = False,
+        rewrite: bool = False,
     ) -> None:
         """Write absent prompts to `inputs/`, then queue them.
 
@@ -115,18 +121,22 @@ class Feeder:
             meter: Shows the rows that are through.
             retry: Failed and cancelled prompts get a new try.
             replace: Queued and failed prompts take another text.
+            rewrite: `inputs/` has lost objects: known prompts are written there too.
 
         Raises:
             ConflictError: Another producer queued another text for an id after the comparison.
         """
         seen = 0
+        written = {_Known.ABSENT, _Known.REPLACE}
+        if rewrite:
+            written |= {_Known.SEND, _Known.DONE}
         with _OneAhead(self._ledger, inputs, self.fed, retry=retry, replace=replace) as calls:
             for group in self._groups():
                 known = self._known[seen : seen + len(group)] or bytes(len(group))
                 fresh = [
                     prompt
                     for prompt, what in zip(group, known, strict=True)
-                    if what in {_Known.ABSENT, _Known.REPLACE}
+                    if what in written
                 ]
                 if fresh:
                     inputs.write(fresh)

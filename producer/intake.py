@@ -17,6 +17,8 @@ KEPT_REJECTS = 10_000
 """Rejects that are kept for the report; all are counted, and all are written to a file."""
 
 _SHOWN_REJECTS = 20
+_SHOWN_ID = 60
+_SHOWN_UNSENT = 5
 _TICK_ROWS = 1024
 _ROW_TEXT_BYTES = 1024 * 1024
 """A longer rejected line is named in the file of rejects, but not repeated there."""
@@ -32,6 +34,7 @@ class Reading(msgspec.Struct, kw_only=True):
         ok: Distinct prompts.
         rejects: The first KEPT_REJECTS of them.
         answered: Rows of `messages` that end with an assistant turn and are sent as they are.
+        unsent: Members of plain rows that are kept with the prompt and not sent -> rows.
         refused: The message of the file that was refused whole; then all else is 0.
     """
 
@@ -43,6 +46,7 @@ class Reading(msgspec.Struct, kw_only=True):
     rejected: int = 0
     rejects: list[Reject] = []
     answered: int = 0
+    unsent: dict[str, int] = {}
     refused: str = ""
 
     @property
@@ -67,10 +71,21 @@ class Reading(msgspec.Struct, kw_only=True):
             f": all of its {self.rejected:,} rows were rejected" if self.rejected else ""
         )
 
+    def unsent_line(self) -> str:
+        """Say what is kept and not sent, most frequent first: a mistyped parameter is there."""
+        told = [
+            f"{name[:_SHOWN_ID]} ({rows:,} {'row' if rows == 1 else 'rows'})"
+            for name, rows in [*self.unsent.items()][:_SHOWN_UNSENT]
+        ]
+        if len(self.unsent) > _SHOWN_UNSENT:
+            told.append("…")
+        return f"kept with the prompt but not sent: {', '.join(told)}" if told else ""
+
     def reject_lines(self) -> list[str]:
         """List the first rejects for people, a line each."""
         lines = [
-            f"{shown(reject.source)} line {reject.line}: {reject.message} ({reject.reason})"
+            f"{shown(reject.source)} line {reject.line}{_named(reject)}: {reject.message} "
+            f"({reject.reason})"
             for reject in self.rejects[:_SHOWN_REJECTS]
             if reject.line is not None
         ]
@@ -133,6 +148,7 @@ class Intake:
         reading.duplicates = self.spool.duplicates
         reading.lines_read = reading.ok + reading.duplicates + reading.blank + reading.rejected
         reading.answered = checker.answered
+        reading.unsent = dict(checker.unsent.most_common())
         return reading
 
     def _read_files(self, checker: RowChecker, meter: Meter) -> None:
@@ -183,6 +199,16 @@ class Intake:
         # Found last, but told in the order of the lines like all others.
         order = {name: number for number, name in enumerate(self._files)}
         self._reading.rejects.sort(key=lambda reject: (order[reject.source], reject.line or 0))
+
+
+def _named(reject: Reject) -> str:
+    """Name the row for people; an id as long as a text is not one that they look for."""
+    if reject.id is None:
+        return ""
+    text = str(reject.id)
+    if len(text) > _SHOWN_ID:
+        text = f"{text[:_SHOWN_ID]}…"
+    return f" (id {text})"
 
 
 def _refused(source: str, error: FileRefusedError) -> Reading:

@@ -16,6 +16,7 @@ from common.models import Params, RunRecord
 from common.queue import Runs
 from common.queue.runs import refuse_change as refuse_other_record
 from common.store import ObjectStore, open_store, same_output
+from producer.mending import lost_output
 from producer.request import Asked
 
 
@@ -50,7 +51,7 @@ def find_run(runs: Runs, run: str, asked: Asked) -> Joined:
         store.probe()
         stored = stored_record(store)
         _refuse_other_uid(store, stored, record)
-        lost = lost_output(runs, store, record, stored=stored is not None)
+        lost = lost_output(runs, store, record, has_record=stored is not None)
         return Joined(record=record, in_redis=True, store=store, lost=lost)
     if asked.output is None:
         raise UsageError(
@@ -148,8 +149,7 @@ def _refuse_other_uid(store: ObjectStore, stored: RunRecord | None, record: RunR
     if stored is not None and stored.uid != record.uid:
         raise ConflictError(
             f"{store.url} holds another run {stored.run!r} (uid {stored.uid}, Redis has "
-            f"{record.run!r} with uid {record.uid}): give another --run and --output, or "
-            "`producer forget` the one in Redis"
+            f"{record.run!r} with uid {record.uid}): give another --run and --output"
         )
 
 

@@ -56,11 +56,13 @@ def locate(where: Where) -> tuple[RunRecord, ObjectStore]:
     try:
         record = _in_redis(where)
     except RedisUnusableError as error:
-        raise RedisUnusableError(f"{error} Without it: name the output, --output URL") from error
+        raise RedisUnusableError(
+            f"{error} Without Redis: name the output with --output URL"
+        ) from error
     if record is None:
         output, endpoint_url = local_output(where.run)
         if not output:
-            raise StateLostError(unknown(where.run))
+            raise StateLostError(unknown(where.run, reads_store=True))
         return read_record(open_output(output, endpoint_url), where.run)
     return read_record(open_output(record.output, record.endpoint_url), where.run, record)
 
@@ -87,7 +89,8 @@ def read_record(
     data = store.get(names.RUN_JSON)
     if data is None:
         raise StateLostError(
-            f"{store.url} holds no {names.RUN_JSON}: it is no run's output, or was emptied"
+            f"{store.url} holds no {names.RUN_JSON}: it is no run's output, or was emptied; the "
+            "same `producer enqueue FILE` again makes a run's output anew"
         )
     try:
         record = msgspec.json.decode(data, type=RunRecord)
@@ -115,12 +118,21 @@ def local_output(run: str) -> tuple[str, str | None]:
     return noted.output, noted.endpoint_url
 
 
-def unknown(run: str, address: str = "") -> str:
-    """Say that nobody knows the run, and what to do."""
+def unknown(run: str, address: str = "", *, reads_store: bool = False) -> str:
+    """Say that nobody knows the run, and what to do.
+
+    Args:
+        run: Its name.
+        address: Of the Redis that was asked, for people.
+        reads_store: The command needs no more than the output.
+    """
     at = f" at {address}" if address else ""
+    told = f"Redis{at} does not know run {run!r}: `producer runs` lists what it has; "
+    if reads_store:
+        return f"{told}where its results are in a store, name that with --output URL"
     return (
-        f"Redis{at} does not know run {run!r}: `producer runs` lists what it has; if it has lost "
-        f"the run, `producer resume {run} --output URL` brings it back from the store"
+        f"{told}if it has lost the run, `producer resume {run} --output URL` brings it back from "
+        "the store"
     )
 
 
@@ -132,9 +144,31 @@ def _in_redis(where: Where) -> RunRecord | None:
     return Runs(client, where=address_of(client)).get(where.run)
 
 
+def waits_of_run_at_work(record: RunRecord, redis: str | None) -> int | None:
+    """Count the results that wait for a sink; None where the run does not go on, or nobody knows.
+
+    Args:
+        record: The run.
+        redis: Address as given, None for the environment's.
+    """
+    from common.connect import address_of  # noqa: PLC0415
+    from common.queue import Runs  # noqa: PLC0415
+
+    try:
+        client = connected(redis)
+        runs = Runs(client, where=address_of(client))
+        known, counts = runs.get(record.run), runs.counts(record.run)
+    except BackendError:
+        return None
+    if known is None or known.uid != record.uid:
+        return None
+    goes_on = counts.queued + counts.in_flight + counts.stream_entries
+    return counts.stream_entries if goes_on else None
+
+
 def connected(given: str | None) -> "redis.Redis":
-    """Connect to the Redis that `--redis` or the environment names."""
+    """Connect to the Redis that `--redis` or the environment names; it must be there."""
     from common.address import resolve_redis  # noqa: PLC0415
     from common.connect import connect  # noqa: PLC0415
 
-    return connect(resolve_redis(given))
+    return connect(resolve_redis(given, create=False))

@@ -7,17 +7,18 @@ from itertools import zip_longest
 
 import msgspec
 
+from common.catalog import rows_of
 from common.errors import StoreDamagedError
 from common.models import PartFile
 from common.store import ObjectStore
-from common.store.frames import DIGEST_DIGITS, decompress
+from common.store.frames import DIGEST_DIGITS
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """An object of rows.
 
     Attributes:
-        rows: Uncompressed; None where it is missing or no zstd.
+        rows: As JSON lines, whatever it is written as; None where it is missing or damaged.
         sha256: Of the rows, 64 hex digits.
         fault: Why there are no rows.
     """
@@ -39,7 +40,7 @@ def load(store: ObjectStore, name: str) -> Loaded:
     if data is None:
         return Loaded(name=name, fault="is missing")
     try:
-        rows = decompress(data)
+        rows = rows_of(name, data)
     except StoreDamagedError as error:
         return Loaded(name=name, size_bytes=len(data), fault=f"cannot be read: {error}")
     sha256 = hashlib.sha256(rows).hexdigest()

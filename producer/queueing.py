@@ -11,13 +11,16 @@ from common import names
 from common.address import resolve_redis
 from common.connect import connect, persistence_warning, public_address
 from common.crashpoints import reached
+from common.emptied import unaccepted
 from common.errors import ConflictError, StateLostError
 from common.models import RunRecord
 from common.queue import Ledger, Runs
+from common.store import ObjectStore
 from producer.accepted import Inputs
 from producer.feeding import Feeder, Standing
 from producer.intake import Intake, place_rejects
 from producer.joining import Joined, find_run, make_run, new_record
+from producer.mending import queue_lost, remake
 from producer.meter import MeterFor
 from producer.prompts.reader import STDIN
 from producer.prompts.rows import RowRules
@@ -49,6 +52,7 @@ class Call:
         outcome, intake = read(request, rules, self._folder, meter=self._meter)
         if outcome.exit_code:
             return outcome
+        self._remake(joined)
         self._together(joined)
         record = joined.record or new_record(
             request.run,
@@ -67,7 +71,7 @@ class Call:
             # Another producer made the same run since we looked; all its prompts are the run's.
             feeder = self._feeder(made, intake)
         inputs = Inputs(self._runs, joined.store, request.run, say=self._say)
-        self._feed(inputs, feeder, standing=standing, outcome=outcome)
+        self._feed(inputs, feeder, standing=standing, outcome=outcome, lost=bool(joined.lost))
         if self._given_back:
             # What the store gave back to this Redis counts as queued by this call.
             outcome.fed.added += standing.queued
@@ -87,6 +91,19 @@ class Call:
             raise ConflictError(
                 f"run {self._request.run!r} was cancelled and takes no prompts: give another --run"
             )
+
+    def _remake(self, joined: Joined) -> None:
+        """Begin to put an output right that has lost something; see `producer.mending`."""
+        if not joined.lost or joined.record is None:
+            return
+        self._say(
+            f"{joined.store.url} has lost {joined.lost}: making it anew from "
+            f"{', '.join(self._request.files)}"
+        )
+        files = self._request.files
+        self._runs.open_producer(joined.record.run, _source(files), _about(files))
+        remake(joined.store, joined.record)
+        reached("enqueue.remade")
 
     def _together(self, joined: Joined) -> None:
         """Bring Redis to what the store holds, before anything is compared or queued."""
@@ -137,13 +154,14 @@ class Call:
         *,
         standing: Standing,
         outcome: Outcome,
+        lost: bool,
     ) -> None:
         """Steps 4 to 6, as far as there is anything to do."""
         request, run = self._request, self._request.run
         state = self._runs.state(run)
         sealed = state is not None and state.sealed
         again = standing.failed + standing.cancelled if request.retry_failed else 0
-        revived = bool(standing.absent or again or standing.replaceable)
+        revived = bool(lost or standing.absent or again or standing.replaceable)
         outcome.fed = feeder.fed
         if not (revived or standing.queued or request.keep_open) and sealed:
             # A seal that says nothing new would only make a valid `_SUCCESS` void.
@@ -155,9 +173,11 @@ class Call:
         if revived or request.keep_open:
             inputs.store.delete(names.SUCCESS)
         if revived or standing.queued:
-            self._pass_two(feeder, inputs, rows=outcome.reading.ok)
+            self._pass_two(feeder, inputs, rows=outcome.reading.ok, rewrite=lost)
         else:
             _count_only(feeder.fed, standing)
+        if lost:
+            self._queue_lost(feeder, inputs.store, outcome)
         if revived or request.keep_open or not sealed:
             inputs.seal(
                 outcome.reading.source, sealed=not request.keep_open, rows=feeder.fed.added
@@ -167,7 +187,29 @@ class Call:
             lambda: self._runs.close_producer(run, source, sealed=not request.keep_open)
         )
 
-    def _pass_two(self, feeder: Feeder, inputs: Inputs, *, rows: int) -> None:
+    def _queue_lost(self, feeder: Feeder, store: ObjectStore, outcome: Outcome) -> None:
+        """Queue again what had ended and lost its results, and count by what stands then."""
+        record = self._runs.get(outcome.run)
+        if record is None:
+            raise StateLostError(f"Redis has lost run {outcome.run!r} meanwhile: call this again")
+        report = queue_lost(self._client, store, record)
+        fed, stands = outcome.fed, feeder.again(outcome.reading.ok, meter=self._meter)
+        ended = fed.completed + fed.failed + fed.cancelled
+        fed.completed, fed.failed = stands.completed, stands.failed
+        fed.cancelled = stands.cancelled
+        fed.lost = max(ended - fed.completed - fed.failed - fed.cancelled, 0)
+        fed.added += fed.lost
+        if fed.lost:
+            outcome.notes.append(
+                f"{store.url} had lost the results of {fed.lost:,} prompts that had ended: they "
+                "are queued again"
+            )
+        if report.unaccepted:
+            outcome.notes.append(unaccepted(store, record, report.unaccepted))
+
+    def _pass_two(
+        self, feeder: Feeder, inputs: Inputs, *, rows: int, rewrite: bool = False
+    ) -> None:
         request = self._request
         try:
             with self._meter("queueing", rows) as bar:
@@ -176,6 +218,7 @@ class Call:
                     meter=bar,
                     retry=request.retry_failed,
                     replace=request.accept_changes,
+                    rewrite=rewrite,
                 )
         except StateLostError as error:
             if not self._runs.tombstoned(request.run):

@@ -1,6 +1,7 @@
 """What a call of `producer enqueue` asks for, and what came of it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -61,6 +62,7 @@ class Fed(msgspec.Struct):
 
     Attributes:
         kept: Known with another text, and left as they are.
+        lost: Had ended, and the output has lost their results: they are queued again.
     """
 
     added: int = 0
@@ -72,6 +74,7 @@ class Fed(msgspec.Struct):
     retried: int = 0
     replaced: int = 0
     kept: int = 0
+    lost: int = 0
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -107,6 +110,9 @@ def run_name(files: tuple[str, ...], given: str | None) -> str:
             what = "standard input has no name" if STDIN in files else "several files were given"
             raise UsageError(f"{what}: name the run with --run")
         given = stem_of(files[0])
+        # A pattern that the shell did not replace, a typing error: no name is at fault.
+        if not Path(files[0]).exists():
+            raise UsageError(f"{files[0]}: no such file")
     if not names.RUN_NAME.fullmatch(given):
         raise UsageError(
             f"{given!r} cannot name a run: use --run with letters, digits, '.', '_' and '-', "

@@ -21,10 +21,12 @@ from common import catalog, connect, ending
 from common.errors import ConflictError, StateLostError
 from common.models import RunRecord
 from common.queue import Runs, RunState
-from common.reconcile import Report, adopt_run, reconcile
+from common.reconcile import adopt_run, reconcile
+from common.reconcile_steps import Report
 from common.restore import audit_and_restore
-from common.store import ObjectStore, open_store
+from common.store import ObjectStore, open_store, same_output
 from producer.accepted import Inputs
+from producer.joining import stored_record
 from producer.locate import Where, local_output, read_record, unknown
 from producer.request import Say
 
@@ -114,6 +116,7 @@ def _find(
     """Find the run, and make it from the store where Redis lacks it."""
     record = runs.get(where.run)
     if record is not None:
+        _refuse_other_output(record, where)
         store = open_store(record.output, record.endpoint_url)
         store.probe()
         return read_record(store, where.run, record)[0], store, False
@@ -127,6 +130,29 @@ def _find(
     store.probe()
     say(f"Redis does not know run {record.run!r}: reading {store.url}")
     return adopt_run(client, store, record), store, True
+
+
+def _refuse_other_output(record: RunRecord, where: Where) -> None:
+    """See that `--output` names the output that the run has, before anything is done.
+
+    Raises:
+        ConflictError: It is another run's, or another place.
+    """
+    if where.output is None:
+        return
+    store = open_store(where.output, where.endpoint_url, create=False)
+    stored = stored_record(store)
+    if stored is not None and (stored.run, stored.uid) != (record.run, record.uid):
+        raise ConflictError(
+            f"{store.url} is the output of run {stored.run!r} with uid {stored.uid}, and Redis "
+            f"has run {record.run!r} with uid {record.uid} and output {record.output}: leave "
+            "--output out, or name the right one"
+        )
+    if not same_output(store.url, record.output):
+        raise ConflictError(
+            f"run {record.run!r} with uid {record.uid} has the output {record.output}, and not "
+            f"{store.url}: leave --output out"
+        )
 
 
 def _put_back(

@@ -99,7 +99,7 @@ def lost_figures(record: RunRecord, store: ObjectStore) -> dict[str, Any]:
     }
 
 
-# --- What Redis or the store has lost -------------------------------------------------------------
+# --- What Redis or the store has lost -----------------------------------------------------------
 
 
 def _losing(read: snapshot.Snapshot, lost: str) -> snapshot.Snapshot:
@@ -119,8 +119,8 @@ def _checked(read: snapshot.Snapshot) -> dict[str, Any]:
 def _emptied(record: RunRecord, *, cancelled: bool) -> str:
     """Say that the store no longer holds a run that has ended; empty where it does, or is away."""
     remedy = (
-        f"put the objects back and call `producer resume {record.run}`, or enqueue the files "
-        "again with another --run and --output"
+        f"put the objects back and call `producer resume {record.run}`, or call the same "
+        f"`producer enqueue FILE --run {record.run}` again, which queues what was lost"
     )
     try:
         store = open_output(record.output, record.endpoint_url)
@@ -135,7 +135,8 @@ def _emptied(record: RunRecord, *, cancelled: bool) -> str:
     if stored.uid != record.uid:
         return (
             f"{record.output} holds run {stored.run} with uid {stored.uid}, and Redis has "
-            f"{record.run} with uid {record.uid}: {remedy}"
+            f"{record.run} with uid {record.uid}: put the run's own output back, or enqueue the "
+            "files again with another --run and --output"
         )
     if not ended:
         return f"{record.output} holds no {names.SUCCESS}, which Redis says was written: {remedy}"

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from common.advice import count_of
 from producer.request import Outcome
 
 
@@ -22,6 +23,7 @@ def as_json(outcome: Outcome) -> str:
         "blank": reading.blank,
         "rejected": reading.rejected,
         "rejects": reading.rejects,
+        "unsent": reading.unsent,
     }
     if outcome.queued:
         told |= {
@@ -31,6 +33,7 @@ def as_json(outcome: Outcome) -> str:
             "already_failed": fed.failed,
             "already_cancelled": fed.cancelled,
             "restored": fed.restored,
+            "lost_results": fed.lost,
             "retried": fed.retried,
             "replaced": fed.replaced,
             "unchanged": fed.kept,
@@ -46,6 +49,8 @@ def as_text(outcome: Outcome) -> list[str]:
     lines = [_read(outcome)]
     if outcome.queued:
         lines.append(_queued(outcome))
+    if unsent := outcome.reading.unsent_line():
+        lines.append(unsent)
     lines += outcome.reading.reject_lines()
     if outcome.rejects_file:
         lines.append(f"rejected rows with reasons: {outcome.rejects_file}")
@@ -62,7 +67,22 @@ def next_lines(outcome: Outcome, given: str | None) -> list[str]:
     url = shown_url(outcome.redis)
     # embedded:DIR is an address for us, and a socket for RQ's tools.
     ours = shlex.quote(given) if given and given.startswith("embedded:") else url
-    return [f"workers start --gpu 0 --redis {ours}", f"rq info -u {url} {outcome.run}"]
+    return [
+        f"workers start --gpu 0 --redis {ours}",
+        f"workers sink --redis {ours}",
+        f"producer status {outcome.run} --redis {ours}",
+        f"rq info -u {url} {outcome.run}",
+        *_how_to_stop(given),
+    ]
+
+
+def _how_to_stop(given: str | None) -> list[str]:
+    """An embedded server goes on when all else has ended: say how to end it."""
+    address = given or os.environ.get("HEADRACE_REDIS") or os.environ.get("RQ_REDIS_URL") or ""
+    kind, _, folder = address.partition(":")
+    if kind != "embedded":
+        return []
+    return [f"python -m common.embedded stop {shlex.quote(folder)}  # at the end: Redis stays"]
 
 
 def shown_url(url: str) -> str:
@@ -80,7 +100,7 @@ def shown_url(url: str) -> str:
 def _read(outcome: Outcome) -> str:
     reading = outcome.reading
     parts = [
-        f"{count:,} {what}"
+        count_of(count, what.removesuffix("s")) if what.endswith("s") else f"{count:,} {what}"
         for count, what in (
             (reading.ok, "prompts"),
             (reading.duplicates, "duplicates"),
@@ -89,7 +109,7 @@ def _read(outcome: Outcome) -> str:
         )
         if count or what == "prompts"
     ]
-    return f"{reading.source}: {reading.lines_read:,} lines read: {', '.join(parts)}"
+    return f"{reading.source}: {count_of(reading.lines_read, 'line')} read: {', '.join(parts)}"
 
 
 def _queued(outcome: Outcome) -> str:
@@ -108,4 +128,4 @@ def _queued(outcome: Outcome) -> str:
         )
         if count or what == "queued now"
     ]
-    return f"run {outcome.run}: {', '.join(parts)}; {outcome.total:,} prompts in all"
+    return f"run {outcome.run}: {', '.join(parts)}; {count_of(outcome.total, 'prompt')} in all"

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from common import catalog
+from common.advice import count_of
 from common.models import Prompt, RunRecord
 from common.store import ObjectStore
 from producer.findings import KINDS, SHOWN, Findings
@@ -33,6 +34,8 @@ class Verdict(msgspec.Struct, kw_only=True):
         findings: What is wrong; still open, so that all of it can be told.
         file: What the files held, None where none were given.
         seconds: How long it took.
+        waits: Results that wait for a sink, of a run that goes on; None of one that does not, or
+            where Redis was not asked.
     """
 
     record: RunRecord
@@ -41,6 +44,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     findings: Findings
     file: Reading | None = None
     seconds: float = 0.0
+    waits: int | None = None
 
     @property
     def proven(self) -> bool:
@@ -112,7 +116,8 @@ def as_text(verdict: Verdict) -> Iterator[str]:
     yield _headline(verdict)
     for kind, heading in KINDS.items():
         count = verdict.findings.counts[kind]
-        if not count:
+        # What has not come yet is no finding while the run goes on.
+        if not count or (kind == "missing" and verdict.waits is not None):
             continue
         yield f"{count:,} {heading}:"
         yield from (f"  {finding.text}" for finding in verdict.findings.first[kind])
@@ -125,19 +130,30 @@ def _headline(verdict: Verdict) -> str:
     run, tally = verdict.record.run, verdict.proof.tally
     outcomes = tally.outcomes
     parts = [f"{outcomes[word]:,} {word}" for word in ("completed", "failed", "cancelled")]
-    counts = f"{tally.accepted:,} prompts: {', '.join(p for p in parts if not p.startswith('0 '))}"
-    counts = counts.removesuffix(": ")
+    counts = ": ".join(
+        part
+        for part in (
+            count_of(tally.accepted, "prompt"),
+            ", ".join(part for part in parts if not part.startswith("0 ")),
+        )
+        if part
+    )
     if verdict.done:
         return f"OK: run {run}: {counts}, each exactly once, proven from {verdict.output}"
     if verdict.proven:
         return (
             f"NOT ALL COMPLETED: run {run}: {counts}, each exactly once, proven from "
-            f"{verdict.output}; `producer retry {run}` tries the failed ones again"
+            f"{verdict.output}; `producer enqueue FILE --run {run} --retry-failed` tries the "
+            "others again"
         )
     only_missing = set(verdict.findings.counts) <= {"missing"}
     if only_missing:
         left = tally.accepted - tally.recorded
         why = f"{left:,} have no result yet" if left else "more prompts may come (not sealed)"
+        if verdict.waits is not None:
+            answers = count_of(verdict.waits, "answer")
+            why += f"; the run goes on: {answers} {'waits' if verdict.waits == 1 else 'wait'}"
+            why += " for a sink"
         return f"NOT DONE: run {run}: {counts}; {why}; what is there is as it was written"
     return f"NOT PROVEN: run {run}: {counts}; {verdict.findings.counts.total():,} faults found"
 
@@ -148,7 +164,10 @@ def notes(verdict: Verdict) -> Iterator[str]:
     if proof.cancelled:
         yield "the run was cancelled"
     if not proof.sealed:
-        yield "the run is open: more prompts may come, `producer resume RUN --seal` ends that"
+        yield (
+            "the run is open: more prompts may come, "
+            f"`producer resume {verdict.record.run} --seal` ends that"
+        )
     if verdict.proven and not proof.success and not proof.cancelled:
         yield "there is no _SUCCESS yet: a sink or worker group writes it when the run has ended"
     if proof.tally.superseded:

@@ -33,7 +33,7 @@ from workers.desk import Bell
 from workers.eligible import Eligible
 from workers.endings import Endings
 from workers.finisher import Finisher
-from workers.holdings import Open
+from workers.holdings import Open, Ready
 from workers.keeper import Keeper
 from workers.options import GroupOptions
 from workers.pace import Ramp, Throughput, prefetch_target
@@ -202,7 +202,7 @@ class Engine:
                 await asyncio.sleep(IDLE_POLL_S if reply is None or reply.why != "ok" else 0)
                 continue
             for claim in reply.claims:
-                self._holdings.add_ready(claim, alone=reply.alone)
+                self._holdings.add_ready(Ready(claim, reply.suspects, reply.alone))
             self._work_bell.ring()
 
     def _claimable(self) -> int:
@@ -261,8 +261,8 @@ class Engine:
             if wait_s > 0:
                 return wait_s
             self._opened.note(now_s)
-            claim, alone = self._holdings.ready.popleft()
-            job = Open(claim, alone=alone, slot=self._core.rids.take_slot(), since_s=now_s)
+            ready = self._holdings.ready.popleft()
+            job = Open(ready, slot=self._core.rids.take_slot(), since_s=now_s)
             self._holdings.open[job.key] = job
             job.task = self._spawn(self._serve(job))
         return 1.0

@@ -6,6 +6,7 @@ Owned by the event loop's thread; nobody else reads or writes it.
 import asyncio
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from common.models import Claim, Result
 
@@ -13,11 +14,29 @@ JobKey = tuple[str, bytes]
 """(run, key): what leases are renewed and given back by."""
 
 
+class Ready(NamedTuple):
+    """One job that is leased and has no slot yet.
+
+    Attributes:
+        suspect: The server died with it: nothing but other suspects may be open beside it.
+        alone: It is tried by itself: a death with it convicts it.
+    """
+
+    claim: Claim
+    suspect: bool = False
+    alone: bool = False
+
+    @property
+    def key(self) -> JobKey:
+        """Which job it is."""
+        return self.claim.run, self.claim.key
+
+
 class Open:
     """One job with a slot: its claim, and the request that is open for it now.
 
     Attributes:
-        alone: It is a suspect that is tried by itself.
+        suspect, alone: See `Ready`.
         slot: Number of its slot, which its request ids bear.
         rid: Id of the open request, empty between attempts.
         resting: The server asked to be left alone; no request is open for it.
@@ -26,10 +45,11 @@ class Open:
         task: Serves it.
     """
 
-    def __init__(self, claim: Claim, *, alone: bool, slot: int, since_s: float) -> None:
-        self.claim = claim
+    def __init__(self, ready: Ready, *, slot: int, since_s: float) -> None:
+        self.claim = ready.claim
         self.slot = slot
-        self.alone = alone
+        self.suspect = ready.suspect
+        self.alone = ready.alone
         self.rid = ""
         self.resting = False
         self.leaving = False
@@ -54,7 +74,7 @@ class Holdings:
     """
 
     def __init__(self) -> None:
-        self.ready: deque[tuple[Claim, bool]] = deque()
+        self.ready: deque[Ready] = deque()
         self.open: dict[JobKey, Open] = {}
         self.leaving: set[Open] = set()
         self.unsent: dict[JobKey, Result] = {}
@@ -85,16 +105,14 @@ class Holdings:
         if self.open.get(job.key) is job:
             del self.open[job.key]
 
-    def add_ready(self, claim: Claim, *, alone: bool) -> None:
+    def add_ready(self, ready: Ready) -> None:
         """Take over a claimed job; that it could be claimed proves that it had been given back."""
-        self.returning.pop((claim.run, claim.key), None)
-        self.ready.append((claim, alone))
+        self.returning.pop(ready.key, None)
+        self.ready.append(ready)
 
     def has_suspect(self) -> bool:
-        """Whether a job is held that must be alone at the server."""
-        return any(alone for _, alone in self.ready) or any(
-            job.alone for job in (*self.open.values(), *self.leaving)
-        )
+        """Whether a job is held beside which nothing else may be open."""
+        return any(job.suspect for job in (*self.ready, *self.open.values(), *self.leaving))
 
     def oldest_s(self, now_s: float) -> float | None:
         """Give the age of the oldest open request in seconds, None when none is open."""
@@ -106,16 +124,16 @@ class Holdings:
 
     def take_ready(self) -> list[JobKey]:
         """Empty `ready` and list what was in it."""
-        taken = [(claim.run, claim.key) for claim, _ in self.ready]
+        taken = [ready.key for ready in self.ready]
         self.ready.clear()
         return taken
 
     def drop_ready(self, key: JobKey) -> None:
         """Take one job out of `ready`, if it is there."""
-        self.ready = deque(item for item in self.ready if (item[0].run, item[0].key) != key)
+        self.ready = deque(ready for ready in self.ready if ready.key != key)
 
     def _leased(self) -> Iterator[JobKey]:
-        for claim, _ in self.ready:
-            yield claim.run, claim.key
+        for ready in self.ready:
+            yield ready.key
         yield from self.open
         yield from self.unsent

@@ -82,6 +82,7 @@ class _Served:
     def __init__(self, sink: RunSink) -> None:
         self.sink = sink
         self.failures = 0
+        self.stored_rows = 0
         self.again_s = 0.0
         self.said_s = float("-inf")
         self.complained = False
@@ -187,6 +188,9 @@ class Sink:
 
     def _wait(self, name: str, served: _Served, error: Exception) -> None:
         """Let a run wait for its store, longer each time, and say so now and then."""
+        if served.sink.stored_rows > served.stored_rows:
+            # Some partition got on: the store is troubled, and not away.
+            served.failures, served.stored_rows = 0, served.sink.stored_rows
         delay_s = full_jitter_s(served.failures)
         served.failures += 1
         served.again_s = time.monotonic() + delay_s

@@ -81,7 +81,7 @@ class Jobs:
             runs: Serve only these runs; empty serves all.
             stream_mark_bytes: No claims while the result streams hold more.
             worker_name: RQ's name of this worker, for its tools.
-            alone: This process holds nothing: it may get one suspect of server deaths to try.
+            alone: This process holds nothing: it may get suspects of server deaths to try.
             lease_ms: How long they are leased.
         """
         reply = self._call(
@@ -96,8 +96,10 @@ class Jobs:
             *runs,
         )
         claims = [read_claim(item) for item in reply[1:]]
-        by_itself = bool(reply[1:]) and bool(reply[1][9])
-        return ClaimReply(why=reply[0].decode(), claims=claims, alone=by_itself)
+        trial = int(reply[1][9]) if claims else 0
+        return ClaimReply(
+            why=reply[0].decode(), claims=claims, suspects=trial > 0, alone=trial == 1
+        )
 
     def finish(self, results: Sequence[Result]) -> list[str]:
         """End prompts; the first finisher of a (key, try) wins, whoever holds the lease.

@@ -75,11 +75,14 @@ class ClaimReply(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         why: ok, suspended, no_slot, full, unreconciled, paused or empty.
-        alone: Whether the one job is a suspect that must be tried by itself.
+        suspects: Whether the jobs are suspects of server deaths: nothing else may be open at the
+            server while they are.
+        alone: Whether it is one such job: a death with it convicts it.
     """
 
     why: str
     claims: list[Any]
+    suspects: bool = False
     alone: bool = False
 
 

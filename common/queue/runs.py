@@ -144,6 +144,15 @@ class Runs:
         with self._errors():
             return int(self._client.hincrby(names.run(name), "inputs_seq", 1))
 
+    def sequences(self, record: RunRecord) -> tuple[int, list[int]]:
+        """Read the last number of `inputs/`, and the last closed sequence of each partition."""
+        with self._errors(), self._client.pipeline(transaction=True) as pipe:
+            pipe.hget(names.run(record.run), "inputs_seq")
+            for partition in range(record.partitions):
+                pipe.hget(names.sink(record.run, partition), "seq")
+            inputs_seq, *seqs = pipe.execute()
+        return int(inputs_seq or 0), [int(seq or 0) for seq in seqs]
+
     def pause(self, name: str, reason: str) -> None:
         """Stop claims; what is in flight ends normally."""
         self._require(name)

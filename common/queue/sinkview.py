@@ -125,7 +125,11 @@ class SinkState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sink_state(
-    client: "redis.Redis", record: RunRecord, *, batch_s: float = 600.0, first_batch_s: float = 60.0
+    client: "redis.Redis",
+    record: RunRecord,
+    *,
+    batch_s: float = 600.0,
+    first_batch_s: float = 60.0,
 ) -> SinkState:
     """Read what is known of a run's sinks, in one round trip.
 
@@ -153,7 +157,10 @@ def sink_state(
     told, told_ms = (error or b"").decode(errors="replace"), int(error_ms or 0)
     if now_ms - told_ms > ERROR_LASTS_MS:
         # What a partition's sink said stands until its next batch is stored.
-        told, told_ms = next((lane[0].decode(errors="replace") for lane in lanes if lane[0]), ""), 0
+        told, told_ms = (
+            next((lane[0].decode(errors="replace") for lane in lanes if lane[0]), ""),
+            0,
+        )
     due = [
         int(first[0][0].partition(b"-")[0])
         + round(1000 * (batch_s if int(lane[1] or 0) else min(batch_s, first_batch_s)))

@@ -1,6 +1,7 @@
 """`producer enqueue`: flags, then `producer.enqueue`, then what people and programs read."""
 
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import click
@@ -62,11 +63,13 @@ def _tokens(value: str) -> int | Literal["context"]:
 )
 @click.option("--model", help="Served model name; a row naming another is rejected.")
 @click.option("--temperature", type=click.FloatRange(min=0), help="Kept by the run, as all below.")
-@click.option("--top-p", type=click.FloatRange(min=0, max=1))
-@click.option("--top-k", type=int)
-@click.option("--min-p", type=click.FloatRange(min=0, max=1))
-@click.option("--seed", type=int)
-@click.option("--stop", multiple=True, help="May be repeated.")
+@click.option(
+    "--top-p", type=click.FloatRange(min=0, max=1), help="Share of probability to draw from."
+)
+@click.option("--top-k", type=int, help="How many tokens to draw from; -1 for all.")
+@click.option("--min-p", type=click.FloatRange(min=0, max=1), help="Least share of the best's.")
+@click.option("--seed", type=int, help="Sent with every request.")
+@click.option("--stop", multiple=True, help="Text that ends an answer; may be repeated.")
 @click.option("--param", multiple=True, metavar="KEY=JSON", help="Any other request parameter.")
 @click.option(
     "--request-timeout",
@@ -76,7 +79,9 @@ def _tokens(value: str) -> int | Literal["context"]:
 )
 @click.option("--attempts", type=click.IntRange(min=1), help="Before a prompt fails; default 3.")
 @click.option("--partitions", type=click.IntRange(1, 100), help="Result streams; default 1.")
-@click.option("--format", "row_format", type=click.Choice(["jsonl.zst", "parquet"]))
+@click.option(
+    "--format", "row_format", type=click.Choice(["jsonl.zst", "parquet"]), help="Of results."
+)
 @click.option("--priority", type=click.IntRange(-9, 9), default=0, help="Higher runs go first.")
 @click.option(
     "--skip-invalid",
@@ -105,7 +110,7 @@ def command(**flags: Any) -> int:
     Example:
         producer enqueue prompts.jsonl --output s3://bucket/prefix --max-tokens 4096
         zcat *.jsonl.gz | producer enqueue - --run all --output out --max-tokens context
-    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    """
     files: tuple[str, ...] = flags["files"]
     request = Request(
         files=files,
@@ -144,6 +149,8 @@ def command(**flags: Any) -> int:
 
 
 def _asked(flags: dict[str, Any]) -> Asked:
+    if flags["row_format"] == "parquet" and not flags["dry_run"]:
+        _refuse_parquet()
     return Asked(
         output=flags["output"],
         endpoint_url=flags["endpoint_url"],
@@ -155,6 +162,15 @@ def _asked(flags: dict[str, Any]) -> Asked:
         attempts=flags["attempts"],
         format=flags["row_format"],
     )
+
+
+def _refuse_parquet() -> None:
+    # Looked for, not imported: that takes a second.
+    if find_spec("pyarrow") is None:
+        raise UsageError(
+            "--format parquet needs pyarrow, here and where sinks run: pip install pyarrow; "
+            "without it there is jsonl.zst, the default, which `producer export` turns into JSONL"
+        )
 
 
 def _sampling(flags: dict[str, Any]) -> dict[str, Any]:

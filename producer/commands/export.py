@@ -5,6 +5,7 @@ import sys
 
 import click
 
+from common.advice import count_of
 from producer.export import Exported, export
 from producer.locate import Where, locate
 from producer.meter import Meter
@@ -27,7 +28,7 @@ from producer.outfile import STDOUT
 @click.option("--output", metavar="URL", help="Where its results are; then Redis is not asked.")
 @click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's, for --output.")
 @click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
-def command(  # noqa: PLR0913 - one parameter a flag
+def command(
     run: str,
     *,
     to: str,
@@ -40,14 +41,14 @@ def command(  # noqa: PLR0913 - one parameter a flag
 ) -> int:
     """Write the completions of RUN to a file, in input order.
 
-    Each prompt once.     Of a run that goes on it writes what is in the store by now. Ends with 1 when a prompt of the
-    run has no completion, unless --partial says that this is as wanted.
+    Each prompt once. Of a run that goes on it writes what is in the store by now. Ends with 1 when
+    a prompt of the run has no completion, unless --partial says that this is as wanted.
 
     \b
     Example:
         producer export prompts --to answers.jsonl
         producer export prompts --to - --failures failed.jsonl | head -n 3
-    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    """
     del row_format  # the only one as yet
     if failures == STDOUT:
         raise click.UsageError("--failures needs a file of its own: stdout is for --to -")
@@ -64,11 +65,11 @@ def command(  # noqa: PLR0913 - one parameter a flag
 
 
 def _text(run: str, to: str, told: Exported) -> str:
-    text = f"wrote {told.completed:,} completions of run {run} to {to}"
+    text = f"wrote {count_of(told.completed, 'completion')} of run {run} to {to}"
     if told.whole:
         return text
     left = told.accepted - told.completed - told.failed
     parts = [f"{left:,} have not ended"] if left else []
     parts += [f"{told.failed:,} failed or were cancelled"] if told.failed else []
     parts += ["more prompts may come"] if not told.sealed else []
-    return f"{text}, of {told.accepted:,} prompts: {', '.join(parts)}"
+    return f"{text}, of {count_of(told.accepted, 'prompt')}: {', '.join(parts)}"

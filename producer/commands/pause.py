@@ -2,6 +2,7 @@
 
 import click
 
+from common.advice import count_of
 from common.connect import address_of
 from common.errors import StateLostError
 from common.queue import Runs
@@ -21,7 +22,7 @@ def command(run: str, *, reason: str, redis: str | None) -> int:
     Example:
         producer pause prompts --reason "the servers get another model"
         producer resume prompts
-    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    """
     client = connected(redis)
     address = address_of(client)
     runs = Runs(client, where=address)
@@ -30,8 +31,8 @@ def command(run: str, *, reason: str, redis: str | None) -> int:
     runs.pause(run, reason)
     counts = runs.counts(run)
     click.echo(
-        f"producer: run {run} is paused: {counts.in_flight:,} prompts are at the servers and end, "
-        f"{counts.queued:,} wait; `producer resume {run}` lifts it",
+        f"producer: run {run} is paused: {count_of(counts.in_flight, 'prompt')} at the servers, "
+        f"which end, {counts.queued:,} wait; `producer resume {run}` lifts it",
         err=True,
     )
     return 0

@@ -16,7 +16,7 @@ from producer.resume import Resumed, resume
 @click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's, for --output.")
 @click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object on stdout.")
-def command(  # noqa: PLR0913 - one parameter a flag
+def command(
     run: str,
     *,
     seal: bool,
@@ -27,15 +27,15 @@ def command(  # noqa: PLR0913 - one parameter a flag
 ) -> int:
     """Lift the pause of RUN, and put back what was lost of it.
 
-    What Redis or RQ's tools have lost comes from the store; a Redis that does not know the run gets
-    all of it. What is done is not done again, and failed prompts stay failed: `producer enqueue
-    FILE --retry-failed` tries them again. The same call again changes nothing.
+    What Redis or RQ's tools have lost comes from the store; a Redis that does not know the run
+    gets all of it. What is done is not done again, and failed prompts stay failed: `producer
+    enqueue FILE --retry-failed` tries them again. The same call again changes nothing.
 
     \b
     Example:
         producer resume prompts
         producer resume prompts --output s3://bucket/prefix --redis redis://new-host:6379
-    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    """
     where = Where(run=run, output=output, endpoint_url=endpoint_url, redis=redis)
     client = connected(redis)
     told = resume(

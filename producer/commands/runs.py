@@ -21,7 +21,7 @@ def command(*, json_: bool, redis: str | None) -> int:
     \b
     Example:
         producer runs
-    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    """
     client = connected(redis)
     where = connect.address_of(client)
     groups = Groups(client, where=where).fresh()

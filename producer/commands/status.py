@@ -33,16 +33,16 @@ def command(
 
     \b
     Reading it:
-        limited by   what to enlarge: the server's KV or mamba pool, its queue, our client, the sink
-        server       16+2/16: requests that run there + wait there / most that may run
-        open, bound  requests sent and not answered; the most that are sent at once
-        full         mean share of these slots in use over the last minute
+        limited by  enlarge that: KV or mamba pool, server queue, client, sink
+        server      16+2/16: requests running there + waiting / most that run
+        open/bound  requests open there; the most that are sent at once
+        full        share of these slots in use over the last minute
 
     \b
     Example:
         producer status prompts
         producer status prompts --json | jq .eta_hours
-    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    """
     client = connected(redis)
     if run is not None:
         where = Where(run=run, output=output, endpoint_url=endpoint_url, redis=redis)

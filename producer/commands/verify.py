@@ -8,7 +8,7 @@ import click
 
 from common.errors import InputError
 from producer.findings import Findings
-from producer.locate import Where, locate
+from producer.locate import Where, locate, waits_of_run_at_work
 from producer.meter import Meter
 from producer.prompts.rows import RowRules
 from producer.verify import FileCheck, as_json, as_text, verify
@@ -31,10 +31,10 @@ from producer.verify import FileCheck, as_json, as_text, verify
 @click.option(
     "--turns",
     type=click.Choice(["last"]),
-    help="For --input, likewise; `last` is the only choice.",
+    help="For --input, likewise; the only choice: last.",
 )
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object with all findings.")
-def command(  # noqa: PLR0913 - one parameter a flag
+def command(
     run: str,
     *,
     output: str | None,
@@ -48,14 +48,15 @@ def command(  # noqa: PLR0913 - one parameter a flag
 ) -> int:
     """Prove from the store that RUN lacks and doubles nothing.
 
-    Every prompt has exactly one result, its own. Reads every object: accepted prompts, results, lists of keys, manifests. Ends with 0 only if
-    all is completed and proven; with 1 it names the keys that are missing, doubled or altered.
+    Every prompt has exactly one result, its own. Reads every object: accepted prompts, results,
+    lists of keys, manifests. Ends with 0 only if all is completed and proven; with 1 it names the
+    keys that are missing, doubled or altered.
 
     \b
     Example:
         producer verify prompts
         producer verify prompts --output s3://bucket/prefix --input prompts.jsonl
-    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    """
     began = time.monotonic()
     record, store = locate(Where(run=run, output=output, endpoint_url=endpoint_url, redis=redis))
     rules = RowRules(
@@ -69,6 +70,8 @@ def command(  # noqa: PLR0913 - one parameter a flag
     with Findings(keep_all=json_) as findings:
         verdict = verify(record, store, findings, check=check, meter=Meter)
         verdict.seconds = time.monotonic() - began
+        if set(findings.counts) <= {"missing"} and not verdict.proven and output is None:
+            verdict.waits = waits_of_run_at_work(record, redis)
         if verdict.file is not None and verdict.file.refused:
             raise InputError(verdict.file.refused)
         if json_:

@@ -39,7 +39,7 @@ def command(run: str, *, json_: bool, every_s: float, redis: str | None) -> int:
     \b
     Example:
         producer watch prompts && producer export prompts --to answers.jsonl
-    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    """
     watch = _Watch(Where(run=run, redis=redis), every_s=every_s)
     screen = console()
     if json_:

@@ -5,6 +5,7 @@ A row is one of: `prompt` (a user message, or with `raw_prompt` text to complete
 (`custom_id`, `method`, `url`, `body`).
 """
 
+from collections import Counter
 from typing import Any, Literal
 
 import msgspec
@@ -28,6 +29,9 @@ ACCEPTED = (
     "a row has one of prompt, messages, conversations, text, input_ids, or is an OpenAI batch "
     "line with custom_id and body"
 )
+
+MOST_UNSENT = 100
+"""Names that are counted; the rows of some data sets have names by the thousand."""
 
 _ENVELOPE = ("custom_id", "method", "url", "body")
 _PLAIN_IDS = ("id", "custom_id")
@@ -78,6 +82,8 @@ class RowChecker:
     Attributes:
         ids_found: Rows that had the member of `id_field`.
         answered: Rows of `messages` that end with an assistant turn and are sent as they are.
+        unsent: Members of plain rows that are kept with the prompt and not sent, and in how many
+            rows; at most MOST_UNSENT of them.
     """
 
     def __init__(self, rules: RowRules) -> None:
@@ -87,6 +93,7 @@ class RowChecker:
         self._batch_ids = (rules.id_field,) if rules.id_field else _BATCH_IDS
         self.ids_found = 0
         self.answered = 0
+        self.unsent: Counter[str] = Counter()
 
     @property
     def id_names(self) -> tuple[str, ...]:
@@ -146,10 +153,17 @@ class RowChecker:
             }
             if endpoint == "chat":
                 body["messages"] = self._with_side_text(body["messages"], extra)
+            if extra:
+                self._note_unsent(extra)
         if endpoint == "chat" and form != "prompt":
             check_messages(body["messages"])
         self._check(body, endpoint)
         return Row(id_json, endpoint, body, extra)
+
+    def _note_unsent(self, extra: dict[str, Any]) -> None:
+        for name in extra:
+            if name in self.unsent or len(self.unsent) < MOST_UNSENT:
+                self.unsent[name] += 1
 
     def _refuse_forms(self, row: dict[str, Any], forms: list[str]) -> None:
         if forms:

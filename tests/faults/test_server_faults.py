@@ -109,7 +109,8 @@ def test_a_full_server_is_left_alone_for_as_long_as_it_asks(tmp_path: Path) -> N
     with Fleet(tmp_path, latency="0.01", cap=8) as fleet:
         fleet.simulator.control("queue_full", count=20, retry_after="2", match="say ")
         fleet.enqueue(prompts)
-        fleet.start_group()
+        # Slots are still free when the first refusal comes.
+        fleet.start_group(0, "--ramp", "5")
         fleet.start_sink("sink", *QUICK_SINK)
 
         counts = fleet.wait_done(RUN)
@@ -342,26 +343,25 @@ def test_a_server_that_hangs_behind_a_good_health_page_is_found(tmp_path: Path) 
 
 def test_a_machine_that_vanishes_with_open_connections_is_found(tmp_path: Path) -> None:
     # New connections are refused, the old ones stay open and silent.
-    timing = {
-        "stall_s": 1.5,
-        "probe_s": 1.0,
-        "load_every_s": 0.3,
-        "load_s": 0.5,
-        "ask_again_s": 0.2,
-    }
-    prompts = write_prompts(tmp_path / "job.jsonl", 40)
-    with Fleet(tmp_path, latency="0.3", cap=4, env=timed(**timing)) as fleet:
+    timing = {"stall_s": 1.5, "probe_s": 1.0, "load_every_s": 0.3, "load_s": 0.5}
+    prompts = write_prompts(tmp_path / "job.jsonl", 3)
+    with Fleet(tmp_path, latency="0.1", cap=8, env=timed(**timing, ask_again_s=0.2)) as fleet:
+        fleet.simulator.control("no_answer", match="say ")
         fleet.enqueue(prompts)
         fleet.start_group()
-        fleet.start_sink("sink", *QUICK_SINK)
-        fleet.wait(lambda: fleet.counts(RUN).completed >= 8, "8 completions")
+        fleet.wait(lambda: len(of_prompts(fleet)) == 3, "three open requests")
 
         fleet.simulator.control("die", linger_s=60)
-        fleet.wait(lambda: fleet.in_flight(RUN) == 0, "what was in flight to go back", 10)
-        fleet.simulator.control("revive")
+        # One more prompt finds the door closed; that alone says nothing of the three.
+        write_prompts(prompts, 4)
+        fleet.enqueue(prompts)
+        wait_state(fleet, "down")
+        fleet.wait(lambda: fleet.in_flight(RUN) == 0, "all to go back", 10)
+        fleet.simulator.clear()
+        fleet.start_sink("sink", *QUICK_SINK)
         counts = fleet.wait_done(RUN)
 
-        assert (counts.completed, counts.failed, counts.retries) == (40, 0, 0)
+        assert (counts.completed, counts.failed, counts.retries) == (4, 0, 0)
 
 
 def test_a_slow_server_whose_tokens_move_is_left_in_peace(tmp_path: Path) -> None:

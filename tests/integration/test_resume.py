@@ -146,7 +146,25 @@ def test_a_restarted_redis_is_reconciled(world: World, ask: Ask) -> None:
 
     assert ask("resume", RUN).code == 0
 
-    assert ask("status", RUN, "--json").told["warnings"] == []
+    warnings = ask("status", RUN, "--json").told["warnings"]
+    assert not any("not yet compared" in warning for warning in warnings)
+
+
+def test_the_output_of_another_run_is_refused(world: World, ask: Ask, tmp_path: Path) -> None:
+    other = DirectoryStore(tmp_path / "other")
+    record = msgspec.structs.replace(world.record, run="other", uid="f" * 32)
+    other.put_if_absent(names.RUN_JSON, msgspec.json.encode(record))
+    world.runs.pause(RUN, "x")
+
+    ended = ask("resume", RUN, "--output", other.url)
+
+    assert ended.code == 5
+    for part in ("'other'", "f" * 32, f"'{RUN}'", world.record.uid):
+        assert part in ended.err
+    state = world.runs.state(RUN)
+    assert state is not None
+    assert state.paused == "x"
+    assert ask("resume", RUN, "--output", world.store.url).code == 0
 
 
 # --- Producers that died open --------------------------------------------------------------------

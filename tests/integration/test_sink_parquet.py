@@ -13,6 +13,9 @@ from common.models import Params
 from common.queue.sinklease import new_token
 from common.store import open_store
 from common.store.parquet import check_pyarrow, from_parquet, to_parquet
+from producer.export import export
+from producer.meter import Meter
+from producer.objects import fault_of, load
 from tests.support.run_world import World
 from tests.support.sinks import drain, expire_lease, killed_at, partition_sink, run_sink
 from tests.support.skips import skip_cannot_run
@@ -47,6 +50,19 @@ def test_rows_come_back_byte_for_byte(world: World) -> None:
     assert all(m.shard.name.endswith(".parquet") for m in every if m.shard)
     world.check_store()
     world.check_counts()
+
+
+def test_verify_and_export_read_it(world: World, tmp_path: Path) -> None:
+    world.finish(range(10))
+    assert drain(run_sink(world)) is Standing.COMPLETED
+
+    every = catalog.manifests_of(world.store, world.record.uid)
+    for part in [manifest.shard for manifest in every if manifest.shard]:
+        assert fault_of(part, load(world.store, part.name), rows=part.rows) == ""
+    to = tmp_path / "a.jsonl"
+    told = export(world.record, world.store, to=str(to), failures=None, meter=Meter)
+    assert told.whole
+    assert to.read_bytes().splitlines() == [world.result(n).row for n in range(10)]
 
 
 def test_the_columns_are_ready_to_train_on(world: World) -> None:

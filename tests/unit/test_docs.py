@@ -1,5 +1,6 @@
 """What the documents show exists: commands, their flags, make's targets, files."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -15,6 +16,11 @@ DOCUMENTS = sorted(
     [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("deploy/*.md")]
 )
 PROGRAMS: dict[str, click.Command] = {"producer": producer.cli.cli, "workers": workers.cli.cli}
+SHOWN_COMMAND = re.compile(
+    r"(?:`|^ *|\| )(producer|workers) ([a-z]+)(?=[ `\n]|$)(?! (?:that|is|are|of)\b)", re.MULTILINE
+)
+"""A command in backquotes, or in an example on a line of its own."""
+
 MAKE_TARGET = re.compile(r"^([a-z]+):", re.MULTILINE)
 
 
@@ -65,6 +71,52 @@ def test_every_command_has_help_with_an_example(name: str, command: click.Comman
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, f"{name} says nothing of {parameter.opts}"
+
+
+@pytest.mark.parametrize(("name", "command"), all_commands())
+def test_help_shows_its_example_on_lines_of_its_own(name: str, command: click.Command) -> None:
+    context = click.Context(command, info_name=name, terminal_width=80)
+
+    lines = [line.strip() for line in command.get_help(context).splitlines()]
+
+    assert not [line for line in lines if "\\b" in line]
+    begins = [at for at, line in enumerate(lines) if re.fullmatch(r"Examples?:", line)]
+    assert begins
+    assert re.match(rf"(zcat .*)?({name}|producer|workers) ", lines[begins[0] + 1])
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_list_of_commands_is_whole(program: str) -> None:
+    command = PROGRAMS[program]
+
+    shown = command.get_help(click.Context(command, info_name=program, terminal_width=80))
+
+    assert "..." not in shown.partition("Commands:")[2]
+    assert "\\b" not in shown
+
+
+def messages() -> list[tuple[str, str]]:
+    """Every command of ours that a string of the programs names: (module, command)."""
+    found = set()
+    for package in ("common", "producer", "workers"):
+        for path in sorted((REPOSITORY / package).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            parts = [
+                node.value
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            ]
+            for part in parts:
+                for program, name in SHOWN_COMMAND.findall(part):
+                    found.add((str(path.relative_to(REPOSITORY)), f"{program} {name}"))
+    return sorted(found)
+
+
+def test_every_command_that_a_message_names_exists() -> None:
+    named, known = messages(), dict(all_commands())
+
+    assert len(named) > 20
+    assert [each for each in named if each[1] not in known] == []
 
 
 def test_the_documents_show_commands_at_all() -> None:

@@ -143,7 +143,7 @@ def test_the_exit_code_of_a_status(word: str, code: int) -> None:
     sealed=st.booleans(),
     proven=st.booleans(),
 )
-def test_nothing_passes_for_completed_that_is_not(  # noqa: PLR0913
+def test_nothing_passes_for_completed_that_is_not(
     *,
     completed: int,
     failed: int,
@@ -164,10 +164,113 @@ def test_nothing_passes_for_completed_that_is_not(  # noqa: PLR0913
 
     told = figures(had, sealed=sealed, proven=proven)
 
-    done = sealed and proven and not left and not waiting
+    # Nothing is sealed without a prompt: one that has none has lost them.
+    done = sealed and proven and not left and not waiting and bool(had.total)
     assert (told["status"] in ENDED) == done
     assert (told["status"] == "completed") == (done and not failed + cancelled)
     assert exit_code(told["status"]) != 0 or told["status"] not in ENDED or completed == had.total
+
+
+def test_a_sealed_run_without_a_prompt_is_never_called_done() -> None:
+    told = figures(Counts(truncated=50), proven=True, run="r")
+
+    assert told["status"] == "state_lost"
+    assert "producer enqueue FILE --run r" in told["warnings"][0]
+    assert figures(Counts(), redis_full="no room", proven=True)["status"] == "redis_full"
+
+
+@pytest.mark.parametrize(("unready_s", "code"), [(10.0, 0), (61.0, 4)])
+def test_servers_that_could_not_be_used_for_a_minute_end_with_4(
+    unready_s: float, code: int
+) -> None:
+    down = group(state="down", unready_s=unready_s)
+
+    told = figures(counts(), groups=[down, group(state="faulty", unready_s=900.0)])
+
+    assert told["status"] == "waiting_for_server"
+    assert exit_code(told["status"], told["unusable_sec"]) == code
+
+
+def test_one_usable_server_is_no_outage() -> None:
+    told = figures(counts(), groups=[group(), group(state="down", unready_s=900.0)])
+
+    assert told["status"] == "running"
+    assert exit_code(told["status"], told["unusable_sec"]) == 0
+
+
+def test_figures_of_a_server_that_is_away_are_blank() -> None:
+    away = group(state="down", gen_tokens_per_s=900.0, cap=32, kv_usage=0.5, occupancy=1.0)
+
+    told = figures(counts(), groups=[away])
+
+    (shown,) = told["worker_groups"]
+    names = ("running", "queued", "cap", "gen_tokens_per_s", "kv_usage", "occupancy")
+    assert {shown[name] for name in names} == {None}
+    assert told["server_tokens_per_sec"] is None
+
+
+def test_a_young_group_is_starting_and_nothing_to_warn_of() -> None:
+    told = figures(
+        counts(), groups=[group(state="waiting", up_s=3.0, detail="not asked yet", unready_s=3.0)]
+    )
+
+    assert told["worker_groups"][0]["state"] == "starting"
+    assert told["warnings"] == []
+
+
+def test_another_runs_server_is_the_wrong_model_for_this_one_alone() -> None:
+    other = group(model="big", server="http://s:1", gen_tokens_per_s=900.0)
+
+    told = figures(counts(in_flight=0), groups=[other], run="mine", model="small")
+
+    assert told["status"] == "wrong_model"
+    (warning,) = told["warnings"]
+    assert "serves the model big" in warning
+    assert "run mine wants small" in warning
+    assert "start an SGLang server of small at http://s:1" in warning
+    assert figures(counts(), groups=[other], run="theirs", model="big")["status"] == "running"
+
+
+def test_the_rate_of_a_run_that_is_over_is_that_of_all_its_work() -> None:
+    done = msgspec.structs.replace(DONE, active_ms=20_000)
+
+    long_ago = figures(done, proven=True, per_bucket={NOW_BUCKET - 500: 100})
+
+    assert long_ago["rate_per_sec"] == 5.0
+    assert figures(done, per_bucket={NOW_BUCKET - 20: 100})["rate_per_sec"] == 5.0
+
+
+def test_failures_say_why_and_what_to_do() -> None:
+    had = msgspec.structs.replace(MIXED, cancelled=1, failed=39)
+
+    told = figures(had, proven=True, run="r", reasons={"bad_request": 30, "timeout": 9})
+
+    (warning,) = told["warnings"]
+    assert warning.startswith("39 failed, 1 were cancelled: 30 bad_request, 9 timeout")
+    assert "producer export r --to FILE --partial --failures" in warning
+    assert "producer enqueue FILE --run r --retry-failed" in warning
+    # Of a retry the earlier reasons are there too: then numbers would say something else.
+    again = figures(had, proven=True, reasons={"bad_request": 60, "timeout": 9})
+    assert "cancelled: bad_request, timeout;" in again["warnings"][0]
+
+
+def test_shares_stay_below_one_where_totals_shrank() -> None:
+    told = figures(counts(completed=1, truncated=50))
+
+    assert told["truncated_share"] == 1.0
+    assert "100% of the answers" in told["warnings"][0]
+
+
+def test_a_run_that_has_ended_is_not_told_to_be_compared() -> None:
+    assert figures(DONE, proven=True, unreconciled=True, paused="x")["warnings"] == []
+    assert "not yet compared" in figures(counts(), unreconciled=True)["warnings"][0]
+
+
+def test_a_run_that_waits_behind_another_is_queued() -> None:
+    told = figures(IDLE, waits_behind="big2 (priority 5)")
+
+    assert (told["status"], told["limited_by"]) == ("queued", "another run")
+    assert told["waits_behind"] == "big2 (priority 5)"
 
 
 # --- The client's rate (B88, B89) ----------------------------------------------------------------

@@ -86,6 +86,7 @@ _DEFAULTS = Limits()
     default="INFO",
     show_default=True,
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
+    help="Least severity of what is logged.",
 )
 def sink(
     *,
@@ -110,7 +111,7 @@ def sink(
     \b
     Example:
         workers sink --redis redis://queue:6379/0
-    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    """
     if until_done and not runs:
         raise click.UsageError("--until-done needs the names of the runs")
     set_up_logs(log_level)

@@ -101,8 +101,9 @@ class Concurrency(click.ParamType[int | str]):
     default="INFO",
     show_default=True,
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
+    help="Least severity of what is logged.",
 )
-def start(  # noqa: PLR0913 - one parameter a flag
+def start(
     *,
     gpu: str,
     tp: int,
@@ -117,14 +118,14 @@ def start(  # noqa: PLR0913 - one parameter a flag
 ) -> None:
     """Serve prompts on these GPUs.
 
-    Each has an SGLang server beside it.     One process a worker group; one that dies is started again. SIGTERM or Ctrl-C stops claims, lets
-    open requests end within --grace, and gives the rest back; a second one does not wait.
-    The servers' key comes from HEADRACE_API_KEY.
+    Each has an SGLang server beside it. One process a worker group; one that dies is started
+    again. SIGTERM or Ctrl-C stops claims, lets open requests end within --grace, and gives the
+    rest back; a second one does not wait. The servers' key comes from HEADRACE_API_KEY.
 
     \b
     Example:
         workers start --gpu 0-7 --redis redis://queue:6379/0
-    """  # noqa: D301 - click takes the backspace for "do not wrap"
+    """
     sets = parse_gpus(gpu, tp)
     if len(sets) > 1 and server is not None and "{gpu}" not in server:
         raise UsageError(

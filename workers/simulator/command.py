@@ -236,7 +236,7 @@ ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 @click.option("--json", "as_json", is_flag=True, help="Print ports as one JSON object on stdout.")
 def simulate(*, faults: tuple[Fault, ...], as_json: bool, slow: tuple[tuple[int, float], ...],
              until_eof: bool, **options: Any) -> None:  # fmt: skip
-    """Stand in for SGLang servers on this machine, without a GPU or a model.
+    """Stand in for SGLang servers, without a GPU or a model.
 
     \b
     Examples:

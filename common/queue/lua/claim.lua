@@ -1,7 +1,7 @@
 -- Pop jobs over the active runs, by priority then age, and lease them to one process.
 --
 -- ARGV: n, epoch, server, lease (ms), stream mark (bytes), RQ worker name, 'alone' or '', runs...
---   alone: the process holds nothing, so it may take one suspect of server deaths by itself.
+--   alone: the process holds nothing, so it may try suspects of server deaths by themselves.
 --   runs: serve only these; none means all.
 -- Returns {why, job...}; why: 'ok', 'suspended', 'no_slot', 'full' (streams), 'unreconciled',
 --   'paused', 'empty'; a job: {run, uid, key, fingerprint, try, attempts, deaths, lost, prompt, alone}.
@@ -35,16 +35,14 @@ if full then return {'full'} end
 local run_id = server_run_id()
 local reply, why = {'ok'}, 'empty'
 
-local function take(run, state, raw, hex, entry, job, by_itself)
+-- trial: 0, or a suspect: 1 tried alone, 2 tried with a few others.
+local function take(run, state, raw, hex, entry, job, trial)
   lease(run, hex, epoch, now + lease_ms)
   redis.call('HSET', rq_job(hex), 'status', 'started', 'holder', epoch, 'worker_name', worker_name)
   redis.call('PERSIST', rq_job(hex))
-  if by_itself then
-    redis.call('HSET', rq_job(hex), 'alone', '1')
-    redis.call('HSET', run_key(run), 'suspect', hex)
-  end
+  if trial > 0 then redis.call('HSET', rq_job(hex), 'alone', trial == 1 and '1' or 'few') end
   reply[#reply + 1] = {run, state.uid, raw, entry.fingerprint, entry.try, tonumber(job[2] or 0),
-    tonumber(job[3] or 0), tonumber(job[4] or 0), job[1], by_itself and 1 or 0}
+    tonumber(job[3] or 0), tonumber(job[4] or 0), job[1], trial}
 end
 
 -- A failed prompt that has left RQ's failed registry was requeued by hand: a new try.
@@ -79,22 +77,47 @@ local function offer(run, state, hex)
   -- Without a body the audit restores it; a cancelled one becomes a cancellation there.
   if not job[1] or job[5] == 'canceled' then return end
   redis.call('ZREM', rq_failed(run), hex)
-  take(run, state, raw, hex, entry, job, false)
+  take(run, state, raw, hex, entry, job, 0)
 end
 
-local function suspect_of(run, state)
-  local trying = redis.call('HGET', run_key(run), 'suspect')
-  if trying and redis.call('ZSCORE', leases_key(run), trying) then return end
-  for _, hex in ipairs(redis.call('ZRANGE', parked_key(run), 0, 0)) do
+-- Whether any of those that were last tried still is.
+local function trial_goes_on(run)
+  for hex in string.gmatch(redis.call('HGET', run_key(run), 'suspect') or '', '%x+') do
+    if redis.call('ZSCORE', leases_key(run), hex) then return true end
+  end
+  return false
+end
+
+-- How many suspects to try next: half of those that the same deaths cast suspicion on, since one of
+-- them is the culprit; the last one alone.
+local function how_many(run)
+  local first = redis.call('ZRANGE', parked_key(run), 0, 0, 'WITHSCORES')
+  if #first == 0 then return 0 end
+  local weight = math.ceil(-tonumber(first[2]) / SUSPICION_MS)
+  local alike = redis.call('ZCOUNT', parked_key(run), '-inf', -(weight - 1) * SUSPICION_MS)
+  return math.min(want, math.ceil(alike / 2))
+end
+
+local function try_suspects(run, state)
+  local most = how_many(run)
+  if most < 1 or trial_goes_on(run) then return false end
+  local found = {}
+  for _, hex in ipairs(redis.call('ZRANGE', parked_key(run), 0, most - 1)) do
     local raw = to_raw(hex)
     local entry = ledger_get(run, raw, hex, state.bits)
     local job = redis.call('HMGET', rq_job(hex), 'request', 'attempts', 'deaths', 'lost', 'status')
     redis.call('ZREM', parked_key(run), hex)
     if entry and entry.state == 'q' and job[1] and job[5] ~= 'canceled' then
-      take(run, state, raw, hex, entry, job, true)
-      return true
+      found[#found + 1] = {raw, hex, entry, job}
     end
   end
+  local tried = {}
+  for _, one in ipairs(found) do
+    take(run, state, one[1], one[2], one[3], one[4], #found == 1 and 1 or 2)
+    tried[#tried + 1] = one[2]
+  end
+  if #tried > 0 then redis.call('HSET', run_key(run), 'suspect', table.concat(tried, ' ')) end
+  return #tried > 0
 end
 
 local function state_of(run)
@@ -118,7 +141,7 @@ for _, run in ipairs(runs) do
       popped = popped + #ids
       for _, hex in ipairs(ids) do offer(run, state, hex) end
     end
-    if #reply == 1 and alone then by_itself = suspect_of(run, state) end
+    if #reply == 1 and alone then by_itself = try_suspects(run, state) end
     if #reply > before then note_activity(run, now) end
   end
   if by_itself or #reply - 1 >= want then break end

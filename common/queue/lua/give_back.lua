@@ -1,7 +1,7 @@
 -- Give leased jobs back to the front of their queues. Works when Redis is full.
 --
 -- ARGV: epoch, why ('' nothing charged | 'death' the server died with it), then pairs: run, key.
--- Jobs that were in flight at two server deaths are parked: the claim hands them out alone.
+-- Jobs that were in flight at two server deaths are parked: the claim hands them out by themselves.
 -- Returns one word a pair: queued | parked | not_held | removed (RQ's tools cancelled it, or took its
 --   body away, while it was held: not listed).
 
@@ -15,12 +15,9 @@ local function give_back(run, raw)
   if not redis.call('ZSCORE', leases_key(run), hex) then return 'not_held' end
   if not holds(run, hex, epoch) then return 'not_held' end
   if not release_unended(run, hex) then return 'removed' end
-  if why == 'death' and redis.call('HINCRBY', rq_job(hex), 'deaths', 1) >= 2 then
-    redis.call('ZADD', parked_key(run), now, hex)
-    return 'parked'
-  end
-  if redis.call('HGET', rq_job(hex), 'alone') then
-    redis.call('ZADD', parked_key(run), now, hex)
+  local deaths = why == 'death' and redis.call('HINCRBY', rq_job(hex), 'deaths', 1) or 0
+  if deaths >= 2 or redis.call('HGET', rq_job(hex), 'alone') then
+    park(run, hex, now)
     return 'parked'
   end
   redis.call('LPUSH', rq_queue(run), hex)

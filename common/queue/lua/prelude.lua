@@ -120,6 +120,16 @@ local function release_unended(run, hex)
   return true
 end
 
+-- Park a suspect. Those with most server deaths and lost leases come first, then the oldest: the
+-- score is the instant, less this much for each of them.
+local SUSPICION_MS = 10000000000000
+
+local function park(run, hex, now)
+  local job = redis.call('HMGET', rq_job(hex), 'deaths', 'lost')
+  local weight = tonumber(job[1] or 0) + tonumber(job[2] or 0)
+  redis.call('ZADD', parked_key(run), now - weight * SUSPICION_MS, hex)
+end
+
 local function lease(run, hex, epoch, deadline_ms)
   redis.call('ZADD', leases_key(run), deadline_ms, hex)
   redis.call('ZADD', rq_started(run), FAR_FUTURE_S, hex .. ':' .. epoch)

@@ -38,10 +38,10 @@ local function reap(run, bits, hex)
   if not release_unended(run, hex) then return end
   local lost = redis.call('HINCRBY', rq_job(hex), 'lost', 1)
   local alone = redis.call('HGET', rq_job(hex), 'alone')
-  if alone and lost > most_lost then
+  if alone == '1' and lost > most_lost then
     convict(run, raw, hex, entry)
   elseif alone or lost >= most_lost then
-    redis.call('ZADD', parked_key(run), now, hex)
+    park(run, hex, now)
     parked = parked + 1
   else
     redis.call('LPUSH', rq_queue(run), hex)

@@ -1,0 +1,240 @@
+"""One prompt in its slot: when it is tried again, charged, failed, or given back."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from common.errors import RedisUnusableError
+from common.models import Claim, Params, Result
+from tests.support.scripted_server import answer
+from workers.faults import AttemptError, AttemptTimeoutError, ServerAnswer, ServerGoneError
+from workers.holdings import Open, Ready
+from workers.requests import Request
+from workers.rids import Rids
+from workers.rows import Origin
+from workers.serve import Prompter, Returned
+
+PROMPT = b'{"id":"a","line":1,"endpoint":"chat","body":{"messages":[]}}'
+PARAMS = Params(max_tokens=16)
+GOOD = ServerAnswer(status=200, body=answer("hi"), latency_s=0.1)
+ABORTED = ServerAnswer(status=200, body=answer("h", finish_reason="abort"), latency_s=0.1)
+EMPTY = ServerAnswer(status=200, body=b"", latency_s=0.1)
+NOT_FOUND = ServerAnswer(status=404, body=b"{}", latency_s=0.1)
+BROKEN = ServerAnswer(status=500, body=b"{}", latency_s=0.1)
+RESET = ServerGoneError("reset")
+REFUSED = ServerGoneError("refused", reached=False)
+LATE = AttemptTimeoutError("late")
+
+Outcome = ServerAnswer | AttemptError
+Before = Callable[[], None]
+
+
+class Server:
+    """Answers as it is told (`serve.Server`)."""
+
+    origin = Origin(server="http://s", model="m", server_version="0")
+    context_length = 1_000
+
+    def __init__(self, *outcomes: Outcome, alive: bool = True) -> None:
+        self._outcomes = itertools.chain(outcomes, itertools.repeat(outcomes[-1]))
+        self._alive = alive
+        self.requests: list[Request] = []
+        self.fresh: list[bool] = []
+        self.rests: list[float] = []
+        self.before: Before = lambda: None
+
+    async def generate(
+        self, request: Request, deadline_s: float, *, fresh: bool = False
+    ) -> ServerAnswer:
+        assert deadline_s == 5.0
+        self.requests.append(request)
+        self.fresh.append(fresh)
+        self.before()
+        outcome = next(self._outcomes)
+        if isinstance(outcome, AttemptError):
+            raise outcome
+        return outcome
+
+    async def alive(self) -> bool:
+        return self._alive
+
+    def ask_for_rest(self, rest_s: float) -> None:
+        self.rests.append(rest_s)
+
+    def rest_s(self) -> float:
+        return 0.0
+
+
+class Charger:
+    """Charges in memory (`serve.Charger`), or cannot."""
+
+    def __init__(self, *, away: bool = False) -> None:
+        self._away = away
+        self.charged: list[tuple[str, int]] = []
+
+    async def charge(self, claim: Claim, reason: str, *, before: int) -> int:
+        if self._away:
+            raise RedisUnusableError("away")
+        assert claim.run == "r"
+        self.charged.append((reason, before))
+        return before + 1
+
+
+def job(*, alone: bool = False, **claim: Any) -> Open:
+    rids = Rids("e")
+    members: dict[str, Any] = {
+        "run": "r",
+        "uid": "u",
+        "key": bytes(16),
+        "fingerprint": bytes(8),
+        "try_": 1,
+    }
+    members |= {"attempts": 0, "deaths": 0, "lost": 0, "prompt": PROMPT, **claim}
+    ready = Ready(Claim(**members), suspect=alone, alone=alone)
+    return Open(ready, slot=rids.take_slot(), since_s=0.0)
+
+
+async def serve(server: Server, opened: Open, charger: Charger | None = None) -> Result | Returned:
+    rids = Rids("epoch-of-it")
+    rids.take_slot()
+    return await Prompter(server, charger or Charger(), rids).serve(opened, PARAMS, 5.0)
+
+
+def failure(result: Result | Returned) -> tuple[str, int]:
+    """Reason and attempts of a failure."""
+    assert isinstance(result, Result)
+    assert result.outcome == "failed"
+    row = msgspec.json.decode(result.row)
+    return row["reason"], row["attempts"]
+
+
+async def test_a_good_answer_ends_it() -> None:
+    result = await serve(Server(GOOD), job())
+
+    assert isinstance(result, Result)
+    assert result.outcome == "completed"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [(EMPTY, "bad_response"), (ABORTED, "aborted"), (LATE, "timeout"), (BROKEN, "server_error")],
+)
+async def test_an_answer_at_fault_is_charged_until_it_fails(outcome: Outcome, reason: str) -> None:
+    server, charger = Server(outcome), Charger()
+
+    assert failure(await serve(server, job(), charger)) == (reason, 3)
+
+    assert charger.charged == [(reason, 0), (reason, 1), (reason, 2)]
+    assert len({request.rid for request in server.requests}) == 3
+
+
+async def test_attempts_of_an_earlier_process_count() -> None:
+    server = Server(EMPTY)
+
+    assert failure(await serve(server, job(attempts=2))) == ("bad_response", 3)
+
+    assert len(server.requests) == 1
+
+
+async def test_attempts_are_counted_while_redis_is_away() -> None:
+    server = Server(EMPTY)
+
+    assert failure(await serve(server, job(), Charger(away=True))) == ("bad_response", 3)
+
+
+@pytest.mark.parametrize("outcome", [LATE, BROKEN])
+async def test_what_a_dead_server_answers_is_its_own_fault(outcome: Outcome) -> None:
+    charger = Charger()
+
+    returned = await serve(Server(outcome, alive=False), job(), charger)
+
+    assert isinstance(returned, Returned)
+    assert returned.died
+    assert not charger.charged
+
+
+async def test_a_refused_connection_is_no_death() -> None:
+    returned = await serve(Server(REFUSED), job())
+
+    assert returned == Returned(died=False, fault="refused")
+
+
+async def test_one_odd_prompt_does_not_stop_a_server_that_serves_others() -> None:
+    assert failure(await serve(Server(NOT_FOUND), job())) == ("not_found", 3)
+
+
+async def test_a_server_that_refuses_everybody_is_reported() -> None:
+    returned = await serve(Server(NOT_FOUND, alive=False), job())
+
+    assert isinstance(returned, Returned)
+    assert returned.config
+    assert not returned.died
+
+
+@pytest.mark.parametrize(
+    ("alone", "deaths", "outcome", "convicted"),
+    [
+        (True, 2, RESET, True),
+        (True, 1, RESET, True),
+        (True, 0, RESET, False),
+        (False, 5, RESET, False),
+        (True, 2, REFUSED, False),
+    ],
+)
+async def test_only_a_death_alone_after_others_convicts(
+    *, alone: bool, deaths: int, outcome: Outcome, convicted: bool
+) -> None:
+    server = Server(outcome)
+
+    result = await serve(server, job(alone=alone, deaths=deaths))
+
+    assert isinstance(result, Result) is convicted
+    if convicted:
+        assert failure(result) == ("poison", 0)
+    # Alone, a reset of a connection that others used before would prove nothing.
+    assert server.fresh == [alone]
+
+
+@pytest.mark.parametrize("outcome", [ABORTED, EMPTY, BROKEN, RESET])
+async def test_a_job_that_is_leaving_is_neither_charged_nor_failed(outcome: Outcome) -> None:
+    server, charger, opened = Server(outcome), Charger(), job(attempts=2)
+    server.before = lambda: setattr(opened, "leaving", True)
+
+    assert await serve(server, opened, charger) == Returned()
+
+    assert not charger.charged
+
+
+async def test_an_answer_that_comes_while_a_job_is_leaving_is_kept() -> None:
+    server, opened = Server(GOOD), job()
+    server.before = lambda: setattr(opened, "leaving", True)
+
+    result = await serve(server, opened)
+
+    assert isinstance(result, Result)
+    assert result.outcome == "completed"
+
+
+async def test_a_refusal_for_load_waits_and_is_not_charged() -> None:
+    busy = ServerAnswer(status=503, body=b"{}", latency_s=0.1, headers={"retry-after": "0.5"})
+    server, charger, opened = Server(busy, GOOD), Charger(), job()
+    seen: list[bool] = []
+    server.before = lambda: seen.append(opened.resting)
+
+    result = await serve(server, opened, charger)
+
+    assert isinstance(result, Result)
+    assert server.rests == [0.5]
+    assert not charger.charged
+    assert seen == [False, False]
+
+
+async def test_a_prompt_that_cannot_be_read_fails_by_itself() -> None:
+    server = Server(GOOD)
+
+    assert failure(await serve(server, job(prompt=b"\xff{"))) == ("unreadable", 0)
+
+    assert server.requests == []

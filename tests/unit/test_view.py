@@ -1,0 +1,93 @@
+"""The page of a run as people see it, on a wide and on a narrow terminal."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from common.figures import progress
+from common.group_figures import GroupFigures
+from common.models import Counts
+from common.standing import Standing
+from producer.view import WIDE, of_run, pace
+
+NOW_MS = 1_796_000_000_000
+
+
+def figures() -> dict[str, Any]:
+    group = GroupFigures(
+        group="gpu0@node-with-a-name",
+        epoch="e",
+        host="h",
+        pid=1,
+        server="http://s",
+        state="ready",
+        in_flight=512,
+        bound=520,
+        cap=512,
+        running=512,
+        queued=8,
+        gen_tokens_per_s=12_345.0,
+        mamba_usage=0.5,
+        strategy="extra_buffer",
+        server_version="0.5.23",
+        oldest_s=900.0,
+        ages_s=9_000.0,
+        up_s=1_000.0,
+    )
+    counts = Counts(
+        total=1_234_567,
+        completed=400_000,
+        in_flight=512,
+        queued=834_055,
+        output_tokens=400_000_000,
+        active_ms=9_000_000,
+    )
+    buckets = {NOW_MS // 5_000 - back: 60 for back in range(60)}
+    told = progress(
+        counts,
+        standing=Standing(),
+        now_ms=NOW_MS,
+        groups=[group],
+        per_bucket=buckets,
+    )
+    return {"run": "nightly", "output": "s3://bucket/prefix", **told}
+
+
+def page(told: dict[str, Any], width: int) -> list[str]:
+    screen = Console(file=io.StringIO(), width=width, highlight=False)
+    screen.print(of_run(told, width=width))
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, WIDE, 140])
+def test_the_time_left_stands_on_one_line(width: int) -> None:
+    told = figures()
+
+    assert any(pace(told) in line for line in page(told, width))
+
+
+def test_a_narrow_page_has_the_columns_that_matter() -> None:
+    (narrow,) = (line for line in page(figures(), 80) if "worker group" in line)
+    (wide,) = (line for line in page(figures(), 140) if "worker group" in line)
+
+    assert not {"mamba", "strategy", "SGLang"} & set(narrow.split())
+    assert {"mamba", "strategy", "SGLang"} < set(wide.split())
+    # Each group on one line, nothing cut off.
+    (row,) = (line for line in page(figures(), 80) if "gpu0" in line)
+    for cell in ("gpu0@node-with-a-name", "ready", "512+8/512", "12,345", "900 s"):
+        assert cell in row
+
+
+def test_times_have_one_form_wherever_they_are_told() -> None:
+    told = figures() | {"eta_hours": 0.0009, "eta_hours_low": 0.0008, "eta_hours_high": 0.001}
+
+    assert pace(told).endswith("3 s left (3 s to 4 s)")
+
+
+def test_it_says_behind_which_run_it_waits() -> None:
+    told = figures() | {"waits_behind": "big2 (priority 5)"}
+
+    assert any("waits behind big2 (priority 5)" in line for line in page(told, 80))
