@@ -11,7 +11,7 @@ import uvloop
 from common import ids
 from common.models import Claim, Params, Prompt
 from workers.faults import ServerAnswer
-from workers.holdings import Open
+from workers.holdings import Open, Ready
 from workers.requests import Request
 from workers.rids import Rids
 from workers.rows import Origin
@@ -28,13 +28,22 @@ class Server:
         self._client = client
         self.origin = Origin(server=client.url, model="tiny", server_version="")
 
-    async def generate(self, request: Request, deadline_s: float) -> ServerAnswer:
+    async def generate(
+        self, request: Request, deadline_s: float, *, fresh: bool = False
+    ) -> ServerAnswer:
         """Send it."""
-        return await self._client.generate(request, deadline_s)
+        return await self._client.generate(request, deadline_s, fresh=fresh)
 
     async def alive(self) -> bool:
         """Not asked here."""
         return True
+
+    def ask_for_rest(self, rest_s: float) -> None:
+        """It never asks."""
+
+    def rest_s(self) -> float:
+        """Nothing."""
+        return 0.0
 
 
 class Nobody:
@@ -57,7 +66,7 @@ async def main(url: str, prompts: int, slots: int) -> None:
         async def work() -> None:
             slot = rids.take_slot()
             for number in numbers:
-                job = Open(claim(number), alone=False, slot=slot, since_s=0.0)
+                job = Open(Ready(claim(number)), slot=slot, since_s=0.0)
                 await prompter.serve(job, params, 60.0)
 
         async with asyncio.TaskGroup() as tasks:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 import psutil
@@ -30,7 +31,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def fleet(*, servers: int = 1, **simulator: object) -> Iterator[Fleet]:
+def fleet(*, servers: int = 1, **simulator: Any) -> Iterator[Fleet]:
     """Make a fleet in a folder that is removed afterwards."""
     with (
         TemporaryDirectory(prefix="headrace-bench-") as folder,

@@ -127,7 +127,12 @@ def stands(store: ObjectStore) -> bool:
     data = store.get(names.SUCCESS)
     if data is None:
         return False
-    return msgspec.json.decode(data, type=Success).inputs == catalog.list_inputs(store).names
+    try:
+        success = msgspec.json.decode(data, type=Success)
+    except msgspec.MsgspecError:
+        # Another tool's: many leave an empty one.
+        return False
+    return success.inputs == catalog.list_inputs(store).names
 
 
 def _test(turn: Maintenance, store: ObjectStore, record: RunRecord) -> EndReport:

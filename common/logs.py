@@ -3,12 +3,15 @@
 import logging
 import sys
 
+from typing_extensions import override
+
 LONGEST_LINE_CHARS = 2_000
 
 
 class _Bounded(logging.Formatter):
     """Cuts what would fill a disk: a server's text in an error can be as long as its prompt."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
         """Format one record as at most `LONGEST_LINE_CHARS` characters."""
         text = super().format(record)

@@ -134,9 +134,7 @@ class Feeder:
             for group in self._groups():
                 known = self._known[seen : seen + len(group)] or bytes(len(group))
                 fresh = [
-                    prompt
-                    for prompt, what in zip(group, known, strict=True)
-                    if what in written
+                    prompt for prompt, what in zip(group, known, strict=True) if what in written
                 ]
                 if fresh:
                     inputs.write(fresh)

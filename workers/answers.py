@@ -244,7 +244,7 @@ def _judged(choices: list[Choice], usage: Usage, body: bytes) -> Answer:
 
 
 def _still_thinks(cut: Choice) -> bool:
-    """Tell whether a cut choice had not begun to answer; without a parser its thinking is content."""
+    """Tell whether a cut choice had not begun to answer; unparsed, its thinking is content."""
     content = (cut.content or "").lstrip()
     if content.startswith(_THINKING_BEGINS):
         return _THINKING_ENDS not in content

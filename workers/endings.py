@@ -6,9 +6,8 @@ the server hangs             as if it had died; a suspect that was tried alone i
 lost (ended elsewhere)       nowhere: its request is aborted
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.models import Claim, Result
 from workers.aborts import abort_all
@@ -18,6 +17,9 @@ from workers.finisher import Finisher
 from workers.holdings import JobKey, Open
 from workers.returns import Returns
 from workers.serve import Returned, convicts, failed, poison
+
+if TYPE_CHECKING:
+    import asyncio
 
 Spawn = Callable[[Coroutine[Any, Any, object]], "asyncio.Task[Any]"]
 

@@ -3,12 +3,14 @@
 Owned by the event loop's thread; nobody else reads or writes it.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.models import Claim, Result
+
+if TYPE_CHECKING:
+    import asyncio
 
 JobKey = tuple[str, bytes]
 """(run, key): what leases are renewed and given back by."""
@@ -112,7 +114,8 @@ class Holdings:
 
     def has_suspect(self) -> bool:
         """Whether a job is held beside which nothing else may be open."""
-        return any(job.suspect for job in (*self.ready, *self.open.values(), *self.leaving))
+        in_slots = (*self.open.values(), *self.leaving)
+        return any(job.suspect for job in in_slots) or any(job.suspect for job in self.ready)
 
     def oldest_s(self, now_s: float) -> float | None:
         """Give the age of the oldest open request in seconds, None when none is open."""

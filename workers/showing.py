@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from common.errors import RedisUnusableError
-from common.queue import GroupFigures
+from common.group_figures import GroupFigures
 from workers.core import Core
 from workers.finisher import Finisher
 from workers.keeper import Keeper

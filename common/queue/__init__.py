@@ -14,7 +14,8 @@ Every script is atomic and recognises its own repetition, so a caller whose answ
 again. Scripts that must work when Redis is full begin with a DEL (protocol.md §3).
 """
 
-from common.queue.groups import GroupFigures, Groups
+from common.group_figures import GroupFigures
+from common.queue.groups import Groups
 from common.queue.jobs import Jobs
 from common.queue.ledger import Ledger
 from common.queue.records import AddReply, ClaimReply, LedgerEntry, RunState, SlotReply

@@ -66,7 +66,7 @@ def _lines(told: Resumed) -> Iterator[str]:
     for producer in told.open_producers:
         yield (
             f"the producer {producer} began and did not end: the same enqueue again ends it and "
-            "adds what it had not accepted; `producer resume {told.run} --seal` goes without that"
+            f"adds what it had not accepted; `producer resume {told.run} --seal` goes without that"
         )
     if not told.sealed and not told.open_producers:
         yield (

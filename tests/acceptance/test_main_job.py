@@ -24,7 +24,7 @@ def test_a_file_becomes_one_completion_a_prompt(tmp_path: Path) -> None:
 
         assert (counts.total, counts.completed) == (500, 500)
         rows = fleet.rows()
-        assert sorted(row["id"] for row in rows) == sorted(f"p{i}" for i in range(500))
+        assert sorted(str(row["id"]) for row in rows) == sorted(f"p{i}" for i in range(500))
         assert all(answers_its_own_request(row) for row in rows)
         assert fleet.simulator.account().requests == 500 + fleet.probes()
         fleet.verify("job")

@@ -177,15 +177,15 @@ def test_a_parent_whose_groups_all_cannot_run_ends_with_their_code(tmp_path: Pat
 
 def test_the_password_of_redis_stands_in_no_command_line(tmp_path: Path) -> None:
     with two_servers(tmp_path) as fleet:
-        fleet.client.config_set("requirepass", "hunter2")
-        address = fleet.redis.url.replace("unix://", "unix://:hunter2@")
+        fleet.client.config_set("requirepass", "fakepassw")
+        address = fleet.redis.url.replace("unix://", "unix://:fakepassw@")
         fleet.env["HEADRACE_START_REDIS_URL"] = address
         parent = start_all(fleet)
-        fleet.client.execute_command("AUTH", "hunter2")
+        fleet.client.auth("fakepassw")
         wait_until(lambda: len(children(parent)) == 2, "two processes")
 
         lines = [psutil.Process(parent.pid).cmdline()]
         lines += [process.cmdline() for process in children(parent).values()]
 
-        assert "hunter2" not in str(lines)
+        assert "fakepassw" not in str(lines)
         wait_until(lambda: groups(fleet) == {"gpu0", "gpu1"}, "both groups")

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -117,7 +118,7 @@ class Killer:
             for group in Groups(fleet.client).fresh()
             if group.group.startswith(f"{name}@") and group.pid == fleet.processes[name].pid
         }
-        leased = fleet.client.zrange(names.leases(RUN), 0, -1)
+        leased = cast("list[bytes]", fleet.client.zrange(names.leases(RUN), 0, -1))
         with fleet.client.pipeline() as pipe:
             for job_id in leased:
                 pipe.hget(names.rq_job(job_id.decode()), "holder")

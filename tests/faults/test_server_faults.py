@@ -491,7 +491,8 @@ def test_a_prompt_that_kills_its_server_is_convicted_alone(tmp_path: Path) -> No
         assert (counts.completed, counts.failed, counts.retries) == (19, 1, 0)
         [row] = fleet.rows("failures")
         assert (row["reason"], row["id"], row["attempts"]) == ("poison", "p19", 0)
-        assert deaths == 3
+        # Two in company, then by halves of at most six suspects until it is alone.
+        assert 3 <= deaths <= 6
         assert all(each["attempts"] == 1 for each in fleet.rows())
 
 

@@ -48,7 +48,7 @@ class FinishedRun:
         leave_out: How many have no result yet.
     """
 
-    def __init__(  # noqa: PLR0913 - what a test is about is named there
+    def __init__(
         self,
         store: ObjectStore,
         *,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import redis
@@ -45,7 +45,7 @@ class Fleet:
         output: str | None = None,
         redis: RedisServer | None = None,
         env: Mapping[str, str] | None = None,
-        **simulator: object,
+        **simulator: Any,
     ) -> None:
         self.folder = folder
         self.output = output or str(folder / "out")

@@ -8,7 +8,8 @@ from typing import Any, cast
 import msgspec
 
 from common import names
-from common.queue import GroupFigures, Groups
+from common.group_figures import GroupFigures
+from common.queue import Groups
 from tests.support.fleet import Fleet
 from tests.support.server_process import ServerProcess
 from workers.simulator.log import Served

@@ -246,7 +246,7 @@ def simulate(*, faults: tuple[Fault, ...], as_json: bool, slow: tuple[tuple[int,
 
     Faults: POST /_sim/faults to a server, or to the control port that --json prints. Counts: GET
     /_sim/state. `python -m pydoc workers.simulator.faults` lists the faults.
-    """  # noqa: D301 (click wants the character that \b stands for)
+    """
     if options["answer_tokens"] is None:
         short = options["latency"] is not None
         options["answer_tokens"] = parse_distribution("64" if short else "lognormal:3150:0.8")
