@@ -9,6 +9,8 @@ RQ2 := $(VENV)/rq2
 UV ?= $(VENV)/bin/uv
 # Passed on to pytest, as in `make test ARGS="-n 2 tests/unit"`.
 ARGS ?=
+# Processes that run tests side by side: most of them wait for servers, so more than cores.
+TESTERS ?= 3
 # The folder of recorded faults, beside the checkout. Tests that need it say so where it is missing.
 CASES ?= ../shared/cases
 export CASES
@@ -60,8 +62,8 @@ types: install ## mypy, strict, tests included
 imports: install ## The import contracts: one way, and pure modules stay pure
 	$(VENV)/bin/lint-imports --no-logo
 
-test: install ## All tests but the soak and the real server
-	$(PY) -m pytest $(ARGS)
+test: install ## All tests but the soak and the real server (TESTERS=0: one after another)
+	$(PY) -m pytest -n $(TESTERS) $(ARGS)
 
 faults: install ## Only the faults: killed processes, lost answers, servers that lie
 	$(PY) -m pytest tests/faults $(ARGS)

@@ -99,9 +99,8 @@ def server_url(pattern: str | None, gpu: int) -> str:
         return DEFAULT_SERVER.format(port=FIRST_PORT + gpu)
     url = pattern.replace("{gpu}", str(gpu)).rstrip("/")
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url) or not _has_port(url):
-        raise UsageError(
-            f"--server {pattern!r}: give http://HOST:PORT, {{gpu}} stands for the GPU"
-        )
+        shown = "with a password" if "@" in pattern else repr(pattern)
+        raise UsageError(f"--server {shown}: give http://HOST:PORT, {{gpu}} stands for the GPU")
     return url
 
 

@@ -49,19 +49,25 @@ error(reply, 0)
 """
 
 
+# Read when the process starts: an upgrade may take the files away under one that runs for days.
+_LUA = {
+    path.name.removesuffix(".lua"): path.read_text(encoding="utf-8")
+    for path in (files("common.queue") / "lua").iterdir()
+    if path.name.endswith(".lua")
+}
+
+
 @cache
 def source(name: str) -> str:
-    """Read `lua/NAME.lua` and put the prelude before it."""
-    folder = files("common.queue") / "lua"
+    """Put the prelude before the text of `lua/NAME.lua`."""
     lines = [_builder(lua_name, build("\0")) for lua_name, build in _BUILDERS.items()]
     lines.append(f"local RUNS = {names.RUNS!r}")
     lines.append(f"local RQ_QUEUES = {names.RQ_QUEUES!r}")
     lines.append(f"local RQ_SUSPENDED = {names.RQ_SUSPENDED!r}")
     lines.append(_partition_builder("results_key", names.results("\0", 0)))
     lines.append(_partition_builder("sink_key", names.sink("\0", 0)))
-    prelude = (folder / "prelude.lua").read_text(encoding="utf-8")
-    body = (folder / f"{name}.lua").read_text(encoding="utf-8")
-    return "\n".join([*lines, prelude, "local function main()", body, "end", _RUN_MAIN])
+    main = ["local function main()", _LUA[name], "end", _RUN_MAIN]
+    return "\n".join([*lines, _LUA["prelude"], *main])
 
 
 def script(client: "redis.Redis", name: str) -> "Script":

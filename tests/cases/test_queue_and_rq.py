@@ -83,8 +83,8 @@ def test_b59_what_a_dead_group_held_is_run_again_elsewhere_and_once(
 @pytest.mark.filterwarnings("ignore:Composite key:DeprecationWarning")
 def test_b61_rqs_cleaning_fails_nothing_whatever_stale_entry_it_finds(tmp_path: Path) -> None:
     """Entries of jobs that are done, open, queued and unknown, in every spelling and registry."""
-    with Fleet(tmp_path, latency="fixed:1.5", cap=4) as fleet:
-        fleet.enqueue(write_prompts(tmp_path / f"{RUN}.jsonl", 12))
+    with Fleet(tmp_path, latency="fixed:0.8", cap=4) as fleet:
+        fleet.enqueue(write_prompts(tmp_path / f"{RUN}.jsonl", 16))
         queue = Queue(RUN, connection=fleet.client, serializer=JSONSerializer)
         everyone = queue.job_ids
         fleet.start_group(0, "--concurrency", "4")
@@ -101,12 +101,15 @@ def test_b61_rqs_cleaning_fails_nothing_whatever_stale_entry_it_finds(tmp_path: 
         for _ in range(2):
             clean_registries(queue)
             Worker([queue], connection=fleet.client).clean_registries()  # type: ignore[no-untyped-call]
+        # RQ has declared failed what is open: that is what the case is about.
+        marked = set(queue.failed_job_registry.get_job_ids(cleanup=False))
         after = fleet.counts(RUN)
         counts = fleet.wait_done(RUN)
 
+        assert len(marked & set(everyone)) >= 4
         assert (before.failed, after.failed) == (0, 0)
-        assert (counts.completed, counts.failed, counts.total) == (12, 0, 12)
-        assert fleet.prompt_requests() == 12, "a prompt was run twice"
+        assert (counts.completed, counts.failed, counts.total) == (16, 0, 16)
+        assert fleet.prompt_requests() == 16, "a prompt was run twice"
         assert queue.failed_job_registry.count == 0
 
 

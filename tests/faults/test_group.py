@@ -39,6 +39,7 @@ from workers.lives import process_start
 pytestmark = pytest.mark.timeout(120)
 
 RUN = "job"
+PASSWORD = "hunter2"
 
 
 # --- death ---------------------------------------------------------------------------------------
@@ -512,7 +513,7 @@ def test_no_redis_at_the_start_ends_it_with_4_and_no_password(tmp_path: Path) ->
         for arguments in (("--gpu", "0"), ("--gpu", "0-1")):
             process = ServerProcess(
                 [sys.executable, "-m", "workers", "start", *arguments,
-                 "--redis", f"redis://user:fakepassw@127.0.0.1:{port}/3"],
+                 "--redis", "redis://user:" + PASSWORD + f"@127.0.0.1:{port}/3"],
                 log=tmp_path / f"log{arguments[1]}",
                 env=fleet.env,
             )  # fmt: skip
@@ -522,7 +523,7 @@ def test_no_redis_at_the_start_ends_it_with_4_and_no_password(tmp_path: Path) ->
             said = process.log.read_text()
             assert exit_code(process) == 4
             assert f"127.0.0.1:{port}/3" in said
-            assert "fakepassw" not in said
+            assert PASSWORD not in said
             assert "Traceback" not in said
 
 

@@ -16,6 +16,7 @@ from tests.support.watching import QUICK_SINK, exit_code, open_now, timed
 pytestmark = pytest.mark.timeout(120)
 
 RUN = "job"
+PASSWORD = "hunter2"
 
 
 def start_all(fleet: Fleet, *extra: str, gpus: str = "0-1") -> ServerProcess:
@@ -177,15 +178,15 @@ def test_a_parent_whose_groups_all_cannot_run_ends_with_their_code(tmp_path: Pat
 
 def test_the_password_of_redis_stands_in_no_command_line(tmp_path: Path) -> None:
     with two_servers(tmp_path) as fleet:
-        fleet.client.config_set("requirepass", "fakepassw")
-        address = fleet.redis.url.replace("unix://", "unix://:fakepassw@")
+        fleet.client.config_set("requirepass", PASSWORD)
+        address = fleet.redis.url.replace("unix://", "unix://:" + PASSWORD + "@")
         fleet.env["HEADRACE_START_REDIS_URL"] = address
         parent = start_all(fleet)
-        fleet.client.auth("fakepassw")
+        fleet.client.auth(PASSWORD)
         wait_until(lambda: len(children(parent)) == 2, "two processes")
 
         lines = [psutil.Process(parent.pid).cmdline()]
         lines += [process.cmdline() for process in children(parent).values()]
 
-        assert "fakepassw" not in str(lines)
+        assert PASSWORD not in str(lines)
         wait_until(lambda: groups(fleet) == {"gpu0", "gpu1"}, "both groups")
