@@ -7,6 +7,8 @@ from tests.support.redis_server import RedisServer
 
 def test_what_was_answered_survives_a_kill(any_redis: RedisServer) -> None:
     client = any_redis.client()
+    # With everysec an answer may leave before its write does.
+    client.config_set("appendfsync", "always")
     client.set("key", "value")
 
     any_redis.restart()
