@@ -1,4 +1,4 @@
-"""The store full, read-only or littered while a run goes on: the flow waits, and nothing is lost."""
+"""The store full, read-only or littered while a run goes on: the flow waits, nothing is lost."""
 
 import subprocess
 from collections.abc import Iterator
