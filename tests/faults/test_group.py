@@ -49,9 +49,10 @@ def test_a_group_started_again_takes_over_within_five_seconds(tmp_path: Path) ->
     prompts = write_prompts(tmp_path / "job.jsonl", 40)
     # The server does not notice by itself that a client has gone, and ignores a mere prefix. Its
     # answers take many minutes, but their tokens move.
-    options: dict[str, Any] = {"known_rids_only": True, "disconnect_poll": 1000}
-    with Fleet(tmp_path, answer_tokens="max", cap=8, **options) as fleet:
-        fleet.enqueue(prompts, "--max-tokens", "30000")
+    options: dict[str, Any] = {"known_rids_only": True, "disconnect_poll": 100}
+    options |= {"rate_max": 50, "rate_half": 8, "answer_tokens": "fixed:2000"}
+    with Fleet(tmp_path, cap=8, **options) as fleet:
+        fleet.enqueue(prompts, "--max-tokens", "2000")
         first = fleet.start_group(0, "--concurrency", "8")
         fleet.wait(lambda: open_now(fleet) == 8, "a full server")
         held = set(leased(fleet, RUN))
