@@ -26,8 +26,7 @@ When something fails:
                         as above
     Redis away or full  open requests go on, results wait with their leases, nothing is claimed
     this process dies   its leases run out and others take its jobs; the next process of its name
-                        aborts what
-                        is open at the server and takes over at once
+                        aborts what is open at the server and takes over at once
     SIGTERM             no claim, open requests get the grace, the rest goes back uncharged
 
 Decisions (2026-11-30):
@@ -36,11 +35,12 @@ Decisions (2026-11-30):
   prefix: whoever takes over must be able to name each id (`rids`).
 * What is held ready lasts a quarter of a second, not a whole slot set: a slow server with a full
   hand makes the tail of a run.
-* New slots wait for one TTL after a change of Redis's run id only while the server itself says
-  that something is open there; a fresh Redis beside an idle server starts at once.
+* New slots wait for one TTL after a change of Redis's run id. Only a Redis that never knew the
+  server grants at once, and only while the server itself says that nothing is open there.
 * A status that reads as configuration (404 and such) while the server answers a one-token request
   is that prompt's own fault: charged, else one odd prompt would stop its group for ever.
-* Suspects of server deaths are tried one at a time, alone; halving is not built yet.
+* Suspects of server deaths are tried when nothing else waits, half of those that the same deaths
+  cast suspicion on at a time, at last alone; only a death alone convicts.
 * 20 faults in a row pause a run; while k of its jobs are in flight, 20 + k are allowed, because
   quick refusals come before slow successes.
 
