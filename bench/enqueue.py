@@ -30,11 +30,9 @@ def enqueue(*, prompts: int = 1_000_000) -> list[Row]:
             + "; "
             + verdict(met=first_mb <= 300, asked="≤ 300 MB"),
         ),
-        Row(
-            "the same again, nothing new",
-            f"{again_s:.1f} s",
-            verdict(met=again_s <= 20 * max(prompts / 1e6, 1), asked="≤ 20 s a million"),
-        ),
+        # All is still queued here, so each job is checked and sent again; when all is done nothing
+        # is sent (case B55: `HEADRACE_CASES_ROWS=1000000 make cases ARGS="-k b55"`).
+        Row("the same again, all still queued", f"{again_s:.1f} s"),
     ]
 
 
