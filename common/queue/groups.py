@@ -13,6 +13,9 @@ from common.group_figures import GroupFigures
 FRESH_MS = 30_000
 """A figure older than this is of a process that is away."""
 
+REPLACED_MS = 10_000
+"""A process silent for so long is gone where a later one of its worker group speaks."""
+
 _FORGET_MS = 3_600_000
 
 
@@ -49,8 +52,9 @@ class Groups:
             old = [e for e, figures in read.items() if now_ms - figures.at_ms > _FORGET_MS]
             if old:
                 self._client.hdel(names.WORKER_GROUPS, *old)
+        spoke = [figures for figures in read.values() if now_ms - figures.at_ms <= FRESH_MS]
         return sorted(
-            (figures for figures in read.values() if now_ms - figures.at_ms <= FRESH_MS),
+            (figures for figures in spoke if not _replaced(figures, spoke)),
             key=lambda figures: figures.group,
         )
 
@@ -64,3 +68,11 @@ class Groups:
             yield
         except connect.REDIS_ERRORS as error:
             raise connect.mapped(error, self._where) from error
+
+
+def _replaced(figures: GroupFigures, all_fresh: list[GroupFigures]) -> bool:
+    """Tell whether a killed process's last words still stand beside its successor's."""
+    return any(
+        other.group == figures.group and other.at_ms - figures.at_ms > REPLACED_MS
+        for other in all_fresh
+    )
