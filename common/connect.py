@@ -191,12 +191,12 @@ def address_of(client: "redis.Redis") -> str:
 
 
 @contextlib.contextmanager
-def mapping_errors(client: "redis.Redis") -> Iterator[None]:
-    """Turn whatever redis-py raises within the block into ours, naming the Redis."""
+def mapping_errors(client: "redis.Redis", where: str = "") -> Iterator[None]:
+    """Turn whatever redis-py raises within the block into ours, naming the Redis as `where`."""
     try:
         yield
     except REDIS_ERRORS as error:
-        raise mapped(error, address_of(client)) from error
+        raise mapped(error, where or address_of(client)) from error
 
 
 def jittered(delay_s: float) -> float:

@@ -1,7 +1,6 @@
 """What worker groups and sinks say of themselves: one JSON a process, with its instant."""
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import cast
 
 import msgspec
@@ -62,12 +61,8 @@ class Groups:
         seconds, micros = self._client.time()
         return seconds * 1000 + micros // 1000
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except connect.REDIS_ERRORS as error:
-            raise connect.mapped(error, self._where) from error
+    def _errors(self) -> AbstractContextManager[None]:
+        return connect.mapping_errors(self._client, self._where)
 
 
 def _replaced(figures: GroupFigures, all_fresh: list[GroupFigures]) -> bool:

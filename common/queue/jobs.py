@@ -4,8 +4,8 @@ One `Jobs` belongs to one process, which its epoch names. Every call is one scri
 Redis, and safe to repeat when its answer was lost.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -250,12 +250,8 @@ class Jobs:
         with self._errors():
             return call(client or self._client, name, *args)
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except connect.REDIS_ERRORS as error:
-            raise connect.mapped(error, self._where) from error
+    def _errors(self) -> AbstractContextManager[None]:
+        return connect.mapping_errors(self._client, self._where)
 
 
 def read_claim(item: Sequence[Any]) -> Claim:

@@ -1,7 +1,7 @@
 """The ledger of one run, from the producer's side: what is known of a key, and adding prompts."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 from common import connect, names
@@ -121,12 +121,8 @@ class Ledger:
             missing.extend(reply[1 : 1 + MOST_MISSING - len(missing)])
         return relisted, missing
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except connect.REDIS_ERRORS as error:
-            raise connect.mapped(error, self._where) from error
+    def _errors(self) -> AbstractContextManager[None]:
+        return connect.mapping_errors(self._client, self._where)
 
 
 def request_timeout_s(params: Params) -> float:

@@ -1,7 +1,6 @@
 """The runs that this Redis knows: creation, state, producers, pause. One call a round trip."""
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -187,12 +186,8 @@ class Runs:
         seconds, micros = self._client.time()
         return seconds * 1000 + micros // 1000
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except connect.REDIS_ERRORS as error:
-            raise connect.mapped(error, self._where) from error
+    def _errors(self) -> AbstractContextManager[None]:
+        return connect.mapping_errors(self._client, self._where)
 
 
 def unknown_run(name: str) -> str:
