@@ -118,11 +118,15 @@ class Call:
                 f"Redis at {self._where} does not know run {record.run!r}: reading the store"
             )
             accepted = any(True for _ in store.list(names.INPUTS))
+            # Another call may have made the run since we looked: then nothing was lost.
+            unknown = self._runs.state(record.run) is None
             adopt_run(self._client, store, record)
             state = self._runs.state(record.run)
             # Without accepted prompts, or with another producer at work, the run is being made at
             # this moment and nothing was lost.
-            self._given_back = accepted and state is not None and not state.open_producers
+            self._given_back = (
+                unknown and accepted and state is not None and not state.open_producers
+            )
         else:
             # None: another process is at it.
             while reconcile(self._client, store, record) is None:
