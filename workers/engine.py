@@ -245,6 +245,8 @@ class Engine:
         """Open requests while there are jobs, slots and ramp; returns when to look again."""
         if not self._watch.ready:
             self._ramp.restart(time.monotonic())
+            # A claim may have been answered after the fault: others shall have those jobs.
+            self._returns.add_ready()
         while self._holdings.ready and self._watch.ready:
             slots = self._keeper.slots
             if not slots:
