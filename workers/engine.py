@@ -84,7 +84,7 @@ class Engine:
         self._watch = core.watch
         self._tasks: asyncio.TaskGroup | None = None
         self._fatal: HeadraceError | None = None
-        self._finisher = Finisher(jobs, core.holdings, core.work)
+        self._finisher = Finisher(jobs, core.holdings, core.work, on_room=self._ring)
         self._returns = Returns(jobs, core.holdings, core.beat)
         self._endings = Endings(
             core, finisher=self._finisher, returns=self._returns, spawn=self._spawn
@@ -253,7 +253,7 @@ class Engine:
                 # Whoever has slots shall have these jobs.
                 self._returns.add_ready()
                 return 1.0
-            if self._holdings.in_slots >= slots:
+            if self._holdings.in_slots >= slots or self._finisher.full:
                 return 1.0
             now_s = time.monotonic()
             wait_s = max(

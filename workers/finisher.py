@@ -6,6 +6,7 @@ answer was lost is repeated and says so, so that nothing is counted twice.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -22,6 +23,9 @@ LINGER_S = 0.005
 
 MOST_RESULTS = 256
 MOST_BYTES = 8 * 1024 * 1024
+FULL_BYTES = 32 * 1024 * 1024
+"""Rows that wait beyond this stop the opening of requests: answers came faster than Redis takes."""
+
 UNKNOWN_WAIT_S = 2.0
 
 _KEPT = {"unknown", "untaught"}
@@ -30,13 +34,23 @@ _KEPT = {"unknown", "untaught"}
 class Finisher:
     """Sends `Holdings.unsent` to Redis.
 
+    Args:
+        jobs, holdings: The queue, and what waits for it.
+        desk: Makes the calls.
+        on_room: Called when `full` has ended.
+
     Attributes:
         blocked: Redis has not taken a result, or does not know its run yet: claim nothing.
+        full: So much waits that no request shall be opened, whatever is free.
         completed, failed: What this process has recorded.
     """
 
-    def __init__(self, jobs: Jobs, holdings: Holdings, desk: RedisDesk) -> None:
+    def __init__(
+        self, jobs: Jobs, holdings: Holdings, desk: RedisDesk, *, on_room: Callable[[], None]
+    ) -> None:
         self._jobs = jobs
+        self._on_room = on_room
+        self._waiting_bytes = 0
         self._holdings = holdings
         self._desk = desk
         self._wake = asyncio.Event()
@@ -46,9 +60,16 @@ class Finisher:
         self.completed = 0
         self.failed = 0
 
+    @property
+    def full(self) -> bool:
+        """Whether rows wait beyond `FULL_BYTES`."""
+        return self._waiting_bytes > FULL_BYTES
+
     def add(self, result: Result) -> None:
         """Take over a result; its job gives up its slot now."""
+        self._forget(result.run, result.key)
         self._holdings.unsent[result.run, result.key] = result
+        self._waiting_bytes += len(result.row)
         self._wake.set()
 
     async def run(self) -> None:
@@ -124,7 +145,10 @@ class Finisher:
             self._holdings.unsent[key] = msgspec.structs.replace(result, repeat=True)
 
     def _note(self, result: Result, word: str) -> None:
-        self._holdings.unsent.pop((result.run, result.key), None)
+        was_full = self.full
+        self._forget(result.run, result.key)
+        if was_full and not self.full:
+            self._on_room()
         if word not in {"ok", "repeated"}:
             log.info("dropped a result of run %s, key %s: %s", result.run, result.key.hex(), word)
             return
@@ -132,3 +156,8 @@ class Finisher:
             self.completed += 1
         else:
             self.failed += 1
+
+    def _forget(self, run: str, key: bytes) -> None:
+        known = self._holdings.unsent.pop((run, key), None)
+        if known is not None:
+            self._waiting_bytes -= len(known.row)

@@ -193,7 +193,7 @@ def test_b62_rqs_limit_of_a_job_cuts_no_answer(tmp_path: Path) -> None:
 
 
 def test_b40_long_answers_are_kept_whole_in_bounded_memory(tmp_path: Path) -> None:
-    size_bytes, count, at_once = 2 * 1024 * 1024, 40, 4
+    size_bytes, count, at_once = 2 * 1024 * 1024, 120, 4
     with Fleet(tmp_path, latency="0.01", cap=at_once, answer_bytes=size_bytes) as fleet:
         fleet.enqueue(write_prompts(tmp_path / f"{RUN}.jsonl", count))
         group = fleet.start_group(0, "--concurrency", str(at_once))
