@@ -24,7 +24,7 @@ LINGER_S = 0.005
 MOST_RESULTS = 256
 MOST_BYTES = 8 * 1024 * 1024
 FULL_BYTES = 32 * 1024 * 1024
-"""Rows that wait beyond this stop the opening of requests: answers came faster than Redis takes."""
+"""Rows that wait beyond this stop the opening of requests: Redis takes them more slowly."""
 
 UNKNOWN_WAIT_S = 2.0
 
