@@ -38,6 +38,11 @@ class Server:
         """Not asked here."""
         return True
 
+    def cuts(self, prompt_tokens: int) -> bool:
+        """It cuts none."""
+        del prompt_tokens
+        return False
+
     def ask_for_rest(self, rest_s: float) -> None:
         """It never asks."""
 

@@ -9,9 +9,9 @@ import msgspec
 
 from common.group_figures import GroupFigures
 from common.models import Counts
+from common.quality import oddities
 from common.standing import Standing
 
-TRUNCATED_SHARE = 0.2
 BUSY_SHARE = 0.9
 
 UNUSABLE_S = 60.0
@@ -185,12 +185,8 @@ def _of_answers(seen: Seen) -> Iterator[str]:
             f"--failures failed.jsonl`; try them again: `producer enqueue FILE --run {run} "
             "--retry-failed`"
         )
-    share = min(counts.truncated / counts.completed, 1.0) if counts.completed else 0.0
-    if share > TRUNCATED_SHARE:
-        yield (
-            f"{share:.0%} of the answers were cut off at their token limit (finish_reason "
-            "length): a larger --max-tokens gives whole ones"
-        )
+    for _, text in oddities(counts, run=run):
+        yield text
 
 
 def _reasons(seen: Seen) -> str:

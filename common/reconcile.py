@@ -30,6 +30,7 @@ from common.crashpoints import reached
 from common.emptied import refuse_emptied
 from common.errors import ConflictError, StateLostError, StoreDamagedError
 from common.models import RunRecord
+from common.quality import FLAGS
 from common.queue.maintenance import Maintenance, TurnLostError
 from common.queue.scripts import call
 from common.reconcile_steps import Report, Steps
@@ -139,6 +140,14 @@ class _Progress(msgspec.Struct):
 
     duplicates_dropped: int = 0
     retries: int = 0
+    truncated: int = 0
+    empty: int = 0
+    repeating: int = 0
+    same_answer: int = 0
+    unparsed_reasoning: int = 0
+    reasoning_cut: int = 0
+    prompt_cut: int = 0
+    clamped: int = 0
     elapsed_hours: float = 0.0
 
 
@@ -151,5 +160,6 @@ def _remembered(store: ObjectStore) -> dict[str, int]:
     return {
         "duplicates_dropped": last.duplicates_dropped,
         "retries": last.retries,
+        **{flag: getattr(last, flag) for flag in FLAGS},
         "active_ms": round(last.elapsed_hours * 3_600_000),
     }

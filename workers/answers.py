@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from common.models import Choice, Endpoint, Usage
+from workers.oddities import repeating, unparsed_reasoning
 from workers.tolerant import MESSAGE_CHARS, error_text, read_tolerantly
 
 NAN_STOP = "NaN happened"
@@ -32,6 +33,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         empty: Whether no choice has any text, reasoning or tool call.
         truncated: Whether any choice ended because of its length.
         reasoning_cut: Whether any choice used up its length before it began to answer.
+        repeating, unparsed_reasoning: See `workers.oddities`.
     """
 
     choices: list[Choice]
@@ -39,6 +41,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     empty: bool
     truncated: bool
     reasoning_cut: bool
+    repeating: bool = False
+    unparsed_reasoning: bool = False
 
 
 class BadAnswerError(ValueError):
@@ -240,6 +244,8 @@ def _judged(choices: list[Choice], usage: Usage, body: bytes) -> Answer:
         ),
         truncated=bool(cut),
         reasoning_cut=any(_still_thinks(each) for each in cut),
+        repeating=repeating(choices),
+        unparsed_reasoning=unparsed_reasoning(choices),
     )
 
 

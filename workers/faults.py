@@ -104,7 +104,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             failure rows, never for a log.
         retry_after_s: How long the server asks to be left alone, None when it does not say.
         answer: The completion.
-        flags: empty, truncated, reasoning_cut, clamped.
+        flags: What the answer and its request tell, of `common.quality.FLAGS`.
     """
 
     kind: Kind
@@ -221,6 +221,8 @@ def _of_ok(request: Request, answer: ServerAnswer) -> Verdict:
         ("empty", found.empty),
         ("truncated", found.truncated),
         ("reasoning_cut", found.reasoning_cut),
+        ("repeating", found.repeating),
+        ("unparsed_reasoning", found.unparsed_reasoning),
         ("clamped", request.clamped),
     )
     return Verdict(

@@ -15,6 +15,7 @@ from common.models import Result
 from common.queue import Jobs
 from workers.desk import RedisDesk
 from workers.holdings import Holdings, JobKey
+from workers.noticing import Noticing
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Finisher:
         self.blocked = False
         self.completed = 0
         self.failed = 0
+        self._noticing = Noticing(jobs.group)
 
     @property
     def full(self) -> bool:
@@ -154,6 +156,7 @@ class Finisher:
             return
         if result.outcome == "completed":
             self.completed += 1
+            self._noticing.note(result.run, result.flags)
         else:
             self.failed += 1
 

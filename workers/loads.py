@@ -32,6 +32,7 @@ class ServerIdentity(msgspec.Struct, frozen=True, kw_only=True):
         template_hash: 16 hex digits of what decides the chat template: its argument, its name and
             its default keywords. A template that comes with the model is pinned by `model_path`.
         reasoning_parser, tool_call_parser: None when there is none.
+        auto_truncate: It cuts prompts that are too long instead of refusing them.
         sampling_defaults: Where a request's missing parameters come from, and the preferred ones.
     """
 
@@ -45,6 +46,7 @@ class ServerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
     sampling_defaults: str | None = None
+    auto_truncate: bool = False
 
 
 class ServerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -129,6 +131,7 @@ class _ServerInfo(msgspec.Struct):
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
     sampling_defaults: str | None = None
+    allow_auto_truncate: bool = False
     preferred_sampling_params: Any = None
     chat_template: str | None = None
     hf_chat_template_name: str | None = None
@@ -190,6 +193,7 @@ def read_identity(models: bytes, info: bytes | None) -> ServerIdentity:
         reasoning_parser=found.reasoning_parser,
         tool_call_parser=found.tool_call_parser,
         sampling_defaults=_sampling_defaults(found),
+        auto_truncate=found.allow_auto_truncate,
     )
 
 

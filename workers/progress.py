@@ -13,6 +13,7 @@ import msgspec
 from common import names, snapshot
 from common.errors import HeadraceError
 from common.models import RunRecord
+from common.quality import oddities
 from common.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class ProgressWriter:
         self._state_dir = state_dir
         self._written = written
         self._stored_s: dict[str, float] = {}
+        # (uid, flag) of what was said to be odd about answers.
+        self._said: set[tuple[str, str]] = set()
 
     def run(self, ended: threading.Event) -> None:
         """Write until the event is set. Nothing that fails here harms anything else."""
@@ -69,12 +72,20 @@ class ProgressWriter:
         read = snapshot.read(self._client, name)
         if read is None:
             return
+        self._say_odd(read)
         data = msgspec.json.encode(read.figures())
         _replace(self._state_dir / name / names.PROGRESS, data)
         far = "://" in run.store.url
         if time.monotonic() - self._stored_s.get(name, float("-inf")) >= (STORE_S if far else 0):
             self._stored_s[name] = time.monotonic()
             run.store.put(names.PROGRESS, data)
+
+    def _say_odd(self, read: snapshot.Snapshot) -> None:
+        """Log once what is odd about so many answers that somebody should look."""
+        for flag, text in oddities(read.counts, run=read.record.run):
+            if (read.record.uid, flag) not in self._said:
+                self._said.add((read.record.uid, flag))
+                log.warning("run %s: %s", read.record.run, text)
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -14,9 +14,11 @@ import msgspec
 
 from common.errors import RedisUnusableError, ServerUnusableError
 from common.models import Claim, Params, Result
+from workers.answers import Answer
 from workers.clamp import clamped_request
 from workers.faults import AttemptError, Kind, ServerAnswer, Verdict, after_probe, classify, wait_s
 from workers.holdings import Open
+from workers.oddities import Lately
 from workers.requests import Request, build_request, read_prompt
 from workers.rids import Rids
 from workers.rows import (
@@ -65,6 +67,9 @@ class Server(Protocol):
     async def alive(self) -> bool:
         """Ask for one token; True when it came."""
 
+    def cuts(self, prompt_tokens: int) -> bool:
+        """Whether the server has cut a prompt of so many tokens to what fits."""
+
     def ask_for_rest(self, rest_s: float) -> None:
         """Take note that the server wants to be left alone for so long."""
 
@@ -95,6 +100,7 @@ class Prompter:
         self.server = server
         self.charger = charger
         self.rids = rids
+        self.lately = Lately()
 
     async def serve(self, job: Open, params: Params, timeout_s: float) -> Result | Returned:
         """Make attempts until the prompt has ended or must go back.
@@ -126,6 +132,7 @@ class _Serving:
         self._server = prompter.server
         self._charger = prompter.charger
         self._rids = prompter.rids
+        self._lately = prompter.lately
         self._job = job
         self._params = params
         self._timeout_s = timeout_s
@@ -249,11 +256,12 @@ class _Serving:
         if verdict.answer is None or not isinstance(outcome, ServerAnswer):
             raise AssertionError("a completion has an answer")
         claim = msgspec.structs.replace(self._job.claim, attempts=self._attempts)
+        flags = self._flags(verdict.flags, verdict.answer)
         done = Completion(
             request=self._request,
             answer=verdict.answer,
             origin=self._server.origin,
-            flags=verdict.flags,
+            flags=flags,
             latency_s=outcome.latency_s,
             completed_at=utc_now(),
         )
@@ -272,8 +280,17 @@ class _Serving:
             row=row,
             input_tokens=verdict.answer.usage.prompt_tokens,
             output_tokens=verdict.answer.usage.completion_tokens,
-            flags=verdict.flags,
+            flags=flags,
         )
+
+    def _flags(self, flags: tuple[str, ...], answer: Answer) -> tuple[str, ...]:
+        """Add to what an answer tells of itself what others and the server tell of it."""
+        claim, text = self._job.claim, answer.choices[0].content or ""
+        if self._lately.same(claim.run, claim.fingerprint, text):
+            flags += ("same_answer",)
+        if self._server.cuts(answer.usage.prompt_tokens):
+            flags += ("prompt_cut",)
+        return flags
 
     def _failed(self, verdict: Verdict, attempts: int) -> Result:
         server = self._server.origin.server

@@ -28,6 +28,9 @@ from workers.timing import Timing
 
 log = logging.getLogger(__name__)
 
+CUT_WITHIN_TOKENS = 8
+"""SGLang cuts a prompt to its context less the few tokens that it keeps for itself."""
+
 
 class ServerWatch:
     """The state of one server; `generate` sends through it, so that it sees what comes back.
@@ -85,6 +88,13 @@ class ServerWatch:
     def context_length(self) -> int | None:
         """Tokens of prompt and answer together, None when the server does not say."""
         return self.identity.context_length if self.identity else None
+
+    def cuts(self, prompt_tokens: int) -> bool:
+        """Whether the server, told to do so, has cut a prompt of so many tokens to what fits."""
+        identity = self.identity
+        if identity is None or not identity.auto_truncate or identity.context_length is None:
+            return False
+        return prompt_tokens >= identity.context_length - CUT_WITHIN_TOKENS
 
     async def generate(
         self, request: Request, deadline_s: float, *, fresh: bool = False
@@ -157,6 +167,12 @@ class ServerWatch:
             identity and identity.cap,
             identity and (identity.strategy or "no mamba strategy told"),
         )
+        if identity and identity.auto_truncate:
+            log.warning(
+                "server %s cuts prompts that are too long instead of refusing them: start it "
+                "without --allow-auto-truncate",
+                self._client.url,
+            )
 
     async def _try_token(self) -> bool:
         try:

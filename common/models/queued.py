@@ -33,7 +33,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run, uid, key, fingerprint, try_: Copied from the claim.
         row: A finished line, `CompletionRow` or `FailureRow` as JSON, without newline.
-        flags: truncated, empty: counted.
+        flags: Of `common.quality.FLAGS`; counted.
         reason: Why it failed, one word; empty for a completion.
         repeat: This call repeats one whose answer was lost: a drop is not counted as a duplicate.
     """

@@ -51,7 +51,7 @@ class CompletionRow(msgspec.Struct, frozen=True, kw_only=True):
         params: What was sent besides content: model, max_tokens, temperature, seed …
         tools: As given; in the row only when the prompt had them.
         params_hash: 16 hex digits of their canonical JSON.
-        flags: Any of empty, truncated, clamped, reasoning_cut.
+        flags: Any of `common.quality.FLAGS`.
         latency_s: From sending the request to the last byte of its answer.
     """
 

@@ -64,6 +64,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         retries: Attempts that were charged and did not end their prompt.
         truncated: Completions whose finish reason is length.
         empty: Completions without any text.
+        repeating … clamped: Completions with that flag, see `common.quality`.
         stream_bytes, stream_entries: What waits in the result streams for the sink.
         s3_uploaded, s3_bytes: Rows and bytes committed in the store.
         active_ms: Time over all sittings in which something was claimed or finished.
@@ -81,6 +82,12 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     truncated: int = 0
     empty: int = 0
+    repeating: int = 0
+    same_answer: int = 0
+    unparsed_reasoning: int = 0
+    reasoning_cut: int = 0
+    prompt_cut: int = 0
+    clamped: int = 0
     stream_bytes: int = 0
     stream_entries: int = 0
     s3_uploaded: int = 0

@@ -12,6 +12,7 @@ import msgspec
 
 from common import connect, names
 from common.models import Claim, Outcome, Result
+from common.quality import FLAGS
 from common.queue.records import ClaimReply, SlotReply
 from common.queue.scripts import call
 
@@ -30,7 +31,6 @@ MOST_LOST = 5
 REAP_LIMIT = 1_000
 
 _OUTCOMES: dict[Outcome, str] = {"completed": "c", "failed": "f", "cancelled": "x"}
-_FLAGS = {"truncated": "t", "empty": "e"}
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ class Jobs:
                 result.row,
                 result.input_tokens,
                 result.output_tokens,
-                "".join(_FLAGS.get(flag, "") for flag in result.flags),
+                "".join(FLAGS.get(flag, "") for flag in result.flags),
                 "1" if result.repeat else "",
                 result.reason,
             ]

@@ -100,11 +100,11 @@ KEPT: dict[str, tuple[bytes, set[str]]] = {
     ),
     "thinks aloud": (
         answer("<think>so far", finish_reason="length", tokens=64),
-        {"truncated", "reasoning_cut"},
+        {"truncated", "reasoning_cut", "unparsed_reasoning"},
     ),
     "thinks aloud, later": (
         answer("\n<think>\nso </think>far", finish_reason="length", tokens=64),
-        {"truncated"},
+        {"truncated", "unparsed_reasoning"},
     ),
     "thinks and answers": (answer("42", tokens=9, reasoning_content="so"), set()),
     "cut": (answer("so f", finish_reason="length", tokens=64), {"truncated"}),

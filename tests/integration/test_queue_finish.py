@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import redis
 
 from common import names
+from common.quality import FLAGS
 from tests.support.queue_world import QueueWorld
 from tests.support.redis_server import RedisServer
 
@@ -35,6 +37,18 @@ def test_a_completion_is_entry_ledger_counters_and_a_job_gone_in_one_step(
     assert (counts.truncated, counts.empty, counts.stream_entries) == (1, 1, 1)
     assert sum(world.runs.completions_per_bucket(world.run)[1].values()) == 1
     world.check()
+
+
+def test_every_flag_of_a_completion_is_counted_and_no_other(client: "redis.Redis") -> None:
+    world = QueueWorld(client, prompts=3)
+    jobs = world.jobs("e1")
+    world.claim(jobs, 3)
+
+    jobs.finish([world.result(0, flags=tuple(FLAGS)), world.result(1, flags=("repeating", "new"))])
+    jobs.finish([world.result(2, "failed", flags=("repeating",))])
+
+    told = msgspec.structs.asdict(world.counts())
+    assert {flag: told[flag] for flag in FLAGS} == {**dict.fromkeys(FLAGS, 1), "repeating": 2}
 
 
 def test_a_failure_keeps_its_request_in_rqs_failed_registry_without_expiry(

@@ -255,7 +255,7 @@ def test_failures_say_why_and_what_to_do() -> None:
 
 
 def test_shares_stay_below_one_where_totals_shrank() -> None:
-    told = figures(counts(completed=1, truncated=50))
+    told = figures(counts(completed=50, truncated=60))
 
     assert told["truncated_share"] == 1.0
     assert "100% of the answers" in told["warnings"][0]
@@ -476,11 +476,11 @@ def test_an_empty_run_has_no_figure_that_is_no_number() -> None:
     assert "NaN" not in msgspec.json.encode(told).decode()
 
 
-@pytest.mark.parametrize(("truncated", "warned"), [(8, False), (9, True)])
+@pytest.mark.parametrize(("truncated", "warned"), [(10, False), (11, True)])
 def test_many_cut_off_answers_are_warned_of(truncated: int, warned: bool) -> None:  # noqa: FBT001
-    told = figures(counts(completed=40, truncated=truncated))
+    told = figures(counts(completed=50, truncated=truncated))
 
-    assert told["truncated_share"] == truncated / 40
+    assert told["truncated_share"] == truncated / 50
     assert any("length" in warning for warning in told["warnings"]) is warned
 
 

@@ -67,6 +67,9 @@ class Server:
     def rest_s(self) -> float:
         return 0.0
 
+    def cuts(self, prompt_tokens: int) -> bool:
+        return prompt_tokens >= self.context_length
+
 
 class Charger:
     """Charges in memory (`serve.Charger`), or cannot."""

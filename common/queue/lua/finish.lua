@@ -2,7 +2,7 @@
 -- (key, try) wins, whoever holds the lease.
 --
 -- ARGV: epoch, then twelves: run, uid, key, fingerprint, try, outcome (c f x), row, prompt tokens,
---   completion tokens, flags (letters: t truncated, e empty), repeat ('1' or ''), reason (one word).
+--   completion tokens, flags (a letter each, below), repeat ('1' or ''), reason (one word).
 -- Returns one word an item: ok | duplicate | repeated | changed (another fingerprint) |
 --   unknown (no such run) | untaught (a rebuild has not yet taught this key) | forgotten.
 
@@ -10,6 +10,9 @@ local epoch = ARGV[1]
 local now = now_ms()
 local STATE = {c = 'd', f = 'f', x = 'c'}
 local COUNTER = {c = 'completed', f = 'failed', x = 'cancelled'}
+-- What a completion may be flagged with, and is counted as: `common.quality.FLAGS`.
+local FLAG = {t = 'truncated', e = 'empty', r = 'repeating', s = 'same_answer',
+  u = 'unparsed_reasoning', c = 'reasoning_cut', p = 'prompt_cut', l = 'clamped'}
 local reply, runs, active = {}, {}, {}
 
 local function load(run)
@@ -73,8 +76,9 @@ local function accept(run, state, raw, hex, item)
     redis.call('HDEL', run_key(run), 'faults')
     tally(run, 'input_tokens', tonumber(item.input))
     tally(run, 'output_tokens', tonumber(item.output))
-    if string.find(item.flags, 't', 1, true) then tally(run, 'truncated', 1) end
-    if string.find(item.flags, 'e', 1, true) then tally(run, 'empty', 1) end
+    for letter in string.gmatch(item.flags, '.') do
+      if FLAG[letter] then tally(run, FLAG[letter], 1) end
+    end
   end
 end
 
