@@ -11,6 +11,7 @@ Where things are:
 
     names models ids errors        pure: every name, record, identity and error there is
     figures                        pure: rates, time left, the one status word
+    advice quality                 pure: what somebody should do; when answers are odd
     connect address embedded logs  Redis and logs, set up in one place
     queue/                         RQ's keys, ledger, leases, slots, and all Lua
     streams                        result streams, read and acknowledged by one sink a partition

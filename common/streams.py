@@ -76,6 +76,28 @@ def read_entries(
         first = f"({step[-1][0].decode()}"
 
 
+def newest_entries(
+    client: "redis.Redis", record: RunRecord, partition: int, *, step: int = 50
+) -> Iterator[Entry | BrokenEntry]:
+    """Read entries from the newest back to the oldest, `step` at a time: take what is wanted.
+
+    Raises:
+        RedisUnusableError: Redis cannot be reached.
+    """
+    stream, last = names.results(record.run, partition), "+"
+    while True:
+        with connect.mapping_errors(client):
+            found = cast(
+                "list[tuple[bytes, Fields]]",
+                client.xrevrange(stream, max=last, min="-", count=step),
+            )
+        for raw_id, fields in found:
+            yield parse(raw_id.decode(), fields)
+        if len(found) < step:
+            return
+        last = f"({found[-1][0].decode()}"
+
+
 def parse(entry_id: str, fields: Fields) -> Entry | BrokenEntry:
     """Read one entry; what is wrong with it is told without any of its content."""
     try:

@@ -11,6 +11,7 @@ a prompt is its key.
                                memory
     enqueue joining queueing   the two passes, the run's creation, inputs/ then queue
     commands/                  one module a command; they parse, call, print
+    peek harmless              a few results to look at, in bounded reads; nothing acts on a screen
     verify export status …     what a user asks; verify and export read the store alone
 
 `producer` and `workers` do not know each other; both know `common`.

@@ -54,7 +54,7 @@ def locate(where: Where) -> tuple[RunRecord, ObjectStore]:
     if where.output is not None:
         return read_record(open_output(where.output, where.endpoint_url), where.run)
     try:
-        record = _in_redis(where)
+        record = known_in_redis(where)
     except RedisUnusableError as error:
         raise RedisUnusableError(
             f"{error} Without Redis: name the output with --output URL"
@@ -136,7 +136,8 @@ def unknown(run: str, address: str = "", *, reads_store: bool = False) -> str:
     )
 
 
-def _in_redis(where: Where) -> RunRecord | None:
+def known_in_redis(where: Where) -> RunRecord | None:
+    """Read a run's record from Redis; None where it does not know the run."""
     from common.connect import address_of  # noqa: PLC0415
     from common.queue import Runs  # noqa: PLC0415
 

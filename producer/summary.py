@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -9,6 +10,10 @@ import msgspec
 
 from common.advice import count_of
 from producer.request import Outcome
+
+# The address may hold a password: it is written as it may be seen.
+_ADDRESS_FLAGS = {"--redis", "--url"}
+_WITH_VALUE = {*_ADDRESS_FLAGS, "-u", "--limit"}
 
 
 def as_json(outcome: Outcome) -> str:
@@ -57,12 +62,13 @@ def as_text(outcome: Outcome) -> list[str]:
     return [*lines, *outcome.notes]
 
 
-def next_lines(outcome: Outcome, given: str | None) -> list[str]:
+def next_lines(outcome: Outcome, given: str | None, pilot: Sequence[str] = ()) -> list[str]:
     """Give the lines to type next; an address with a password is named by its variable.
 
     Args:
         outcome: Of a call that queued.
         given: The address as a flag gave it, None for the environment's.
+        pilot: The arguments of a call that took the first rows alone, `enqueue` and all.
     """
     url = shown_url(outcome.redis)
     # embedded:DIR is an address for us, and a socket for RQ's tools.
@@ -71,8 +77,28 @@ def next_lines(outcome: Outcome, given: str | None) -> list[str]:
         f"workers start --gpu 0 --redis {ours}",
         f"workers sink --redis {ours}",
         f"producer status {outcome.run} --redis {ours}",
+        *_how_to_go_on(outcome.run, ours, pilot),
         f"rq info -u {url} {outcome.run}",
         *_how_to_stop(given),
+    ]
+
+
+def _how_to_go_on(run: str, redis: str, pilot: Sequence[str]) -> list[str]:
+    """Look at the pilot's answers, then the same command for all rows."""
+    if not pilot:
+        return []
+    words: list[str] = []
+    left = iter(pilot)
+    for word in left:
+        flag, equals, _ = word.partition("=")
+        short = word.startswith("-u")
+        if flag != "--limit" and flag not in _ADDRESS_FLAGS and not short:
+            words.append(shlex.quote(word))
+        elif not equals and word in _WITH_VALUE:
+            next(left, "")
+    return [
+        f"producer peek {run} --redis {redis}  # look at some answers first",
+        f"producer {' '.join(words)} --redis {redis}  # then the rest: nothing is asked twice",
     ]
 
 

@@ -1,5 +1,6 @@
 """`producer enqueue`: flags, then `producer.enqueue`, then what people and programs read."""
 
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -52,7 +53,9 @@ def _tokens(value: str) -> int | Literal["context"]:
     type=click.Choice(["last"]),
     help="last, the only choice: ask for the last assistant turn again; conversations always do.",
 )
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N prompts.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="A pilot: the first N prompts."
+)
 @click.option(
     "--max-tokens",
     "--max-new-tokens",
@@ -109,6 +112,7 @@ def command(**flags: Any) -> int:
     \b
     Example:
         producer enqueue prompts.jsonl --output s3://bucket/prefix --max-tokens 4096
+        producer enqueue prompts.jsonl --output out --max-tokens 4096 --limit 200
         zcat *.jsonl.gz | producer enqueue - --run all --output out --max-tokens context
     """
     files: tuple[str, ...] = flags["files"]
@@ -143,7 +147,8 @@ def command(**flags: Any) -> int:
         click.echo(f"producer: {outcome.reading.refused or problem}", err=True)
     elif outcome.queued:
         click.echo("next:", err=True)
-        for line in next_lines(outcome, request.redis):
+        pilot = sys.argv[1:] if request.limit else ()
+        for line in next_lines(outcome, request.redis, pilot):
             click.echo(f"  {line}", err=True)
     return outcome.exit_code
 

@@ -1,6 +1,7 @@
 """`producer enqueue` with a real Redis: what is queued, counted, refused, and said."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -531,3 +532,47 @@ def test_the_store_can_be_an_s3_prefix(enqueue: Enqueue, moto: S3Server, runs: R
         "inputs/00000001",
         "inputs/00000002",
     ]
+
+
+def test_after_a_pilot_the_next_lines_look_at_it_and_go_on(
+    enqueue: Enqueue, valkey: RedisServer, tmp_path: Path
+) -> None:
+    pilot = enqueue(numbered(*range(20)), "--limit", "5")
+    typed = producer(
+        *("enqueue", "p.jsonl", "--run", "r", "--output", "out", "--max-tokens", "64"),
+        *("--limit=7", f"-u{valkey.url}"),
+        cwd=tmp_path,
+    )
+
+    assert f"producer peek r --redis '{valkey.url}'" in pilot.err
+    said = [line.strip() for line in typed.err.splitlines()]
+    [line] = [line for line in said if line.startswith("producer enqueue p.jsonl --run r ")]
+    words = shlex.split(line, comments=True)
+    assert words[3:] == [
+        *("--run", "r", "--output", "out", "--max-tokens", "64", "--redis", valkey.url)
+    ]
+    rest = producer(*words[1:], "--json", cwd=tmp_path)
+    assert (rest.told["already_queued"], rest.told["total"]) == (7, 20)
+    assert "producer peek" not in rest.err
+
+
+def test_the_line_that_goes_on_after_a_pilot_holds_no_password(
+    tmp_path: Path, valkey: RedisServer, redis_client: "redis.Redis"
+) -> None:
+    (tmp_path / "p.jsonl").write_text(numbered(1, 2))
+    redis_client.acl_setuser(
+        "guest", enabled=True, passwords=["+secret-word"], keys=["*"], commands=["+@all"]
+    )
+    url = f"redis://guest:secret-word@127.0.0.1:{valkey.port}/0"
+
+    for address in (("--redis", url), (f"--url={url}",), ("-u", url), (f"-u{url}",)):
+        ended = producer(
+            *("enqueue", "p.jsonl", "--output", "out", "--max-tokens", "5", "--limit", "1"),
+            *address,
+            cwd=tmp_path,
+        )
+        assert ended.code == 0
+        assert "nothing is asked twice" in ended.err
+        assert "secret-word" not in ended.err + ended.out
+
+    redis_client.acl_deluser("guest")
