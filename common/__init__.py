@@ -31,6 +31,10 @@ Decisions (2026-11-30):
 * A job's request rides in RQ's own job hash, which stays small in memory only when
   `hash-max-listpack-value` allows it (deploy/redis.conf): 350 instead of 530 bytes a queued
   prompt.
+* The window is of requests, not of the ledger: every accepted prompt has its entry at once (`u`,
+  unfed), so conflicts, counts and the end of a run need no second source, and enqueue need not
+  stay to feed. 10^7 prompts cost 0.4 GB of ledger. Failed prompts do not count against the window,
+  though Redis keeps their requests.
 * Sequences of `inputs/` come from Redis and go on above what the store has after a rebuild.
 * A producer registers by what it reads (host and paths), so the same command again takes the place
   of one that was killed; a run that waits for a producer that never returns is sealed by `producer

@@ -117,6 +117,8 @@ def warnings(seen: Seen) -> list[str]:
     if standing.sinks == 0 and seen.status not in {*_OVER, "state_lost"}:
         waiting = seen.counts.stream_entries
         waits = f", {count_of(waiting, 'result')} in Redis" if waiting else ""
+        if seen.counts.unfed:
+            waits += f", {count_of(seen.counts.unfed, 'prompt')} in the output to be fed"
         told.append(f"no sink is running{waits}: `workers sink` stores results and proves the run")
     elif limited_by(seen) == "sink" and not standing.s3_error:
         waits = count_of(seen.counts.stream_entries, "result")

@@ -236,11 +236,11 @@ def list_inputs(store: ObjectStore) -> InputsListing:
     for found in store.list(names.INPUTS):
         target = seals if "-seal-" in found.name else prompts
         target.append(found.name)
-    last = max([*prompts, *seals], key=_inputs_seq, default=None)
+    last = max([*prompts, *seals], key=inputs_seq, default=None)
     return InputsListing(
         rows=prompts,
         seals=seals,
-        last_seq=_inputs_seq(last) if last else 0,
+        last_seq=inputs_seq(last) if last else 0,
         sealing=last if last in seals else None,
     )
 
@@ -307,6 +307,7 @@ def find_prompt(store: ObjectStore, key: bytes) -> bytes | None:
     return None
 
 
-def _inputs_seq(name: str) -> int:
+def inputs_seq(name: str) -> int:
+    """Read the sequence back from the name of an object of `inputs/`; 0 for another."""
     digits = name.removeprefix(names.INPUTS).partition("-")[0]
     return int(digits) if digits.isdigit() else 0

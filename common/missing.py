@@ -21,7 +21,8 @@ def add_missing(store: ObjectStore, ledger: Ledger, turn: Maintenance) -> tuple[
     A prompt that was accepted again with another text (`--accept-changes`) stands in `inputs/`
     twice: the last text counts, for whatever is not completed.
 
-    Where Redis has no more room, the rest stays in `inputs/`: the end test misses it then, and has
+    Beyond the run's window only the ledger learns of them, and feeding brings the rest. Where
+    Redis has no room even for that, it stays in `inputs/`: the end test misses it then, and has
     this done again.
 
     Returns:
@@ -32,11 +33,13 @@ def add_missing(store: ObjectStore, ledger: Ledger, turn: Maintenance) -> tuple[
     # Key -> fingerprint and object of its last row, only of keys whose rows differ somewhere.
     changed: dict[bytes, tuple[bytes, str]] = {}
     for name, rows in catalog.all_inputs(store, catalog.list_inputs(store).rows):
+        seq = catalog.inputs_seq(name)
         for step in _steps(rows):
             absent, differing = turn.compare([row[:2] for row in step])
             if absent and not full:
                 try:
-                    added += ledger.add(_raw(step[at] for at in absent)).added
+                    fresh = _raw(step[at] for at in absent)
+                    added += ledger.add(fresh, inputs_seq=seq).added
                 except RedisFullError as error:
                     log.warning("%s", error)
                     full = True
@@ -52,7 +55,8 @@ def _replace(store: ObjectStore, ledger: Ledger, changed: dict[bytes, tuple[byte
         rows = catalog.input_rows(store, name)
         last = [row for row in rows if changed.get(row[0]) == (row[1], name)]
         for step in _steps(last):
-            replaced += ledger.add(_raw(step), replace=True).replaced
+            reply = ledger.add(_raw(step), inputs_seq=catalog.inputs_seq(name), replace=True)
+            replaced += reply.replaced
     return replaced
 
 

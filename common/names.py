@@ -16,7 +16,9 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
                                         last_active_ms, audited_ms, sink_error and
                                         sink_error_ms (why a sink stores nothing, and when it
                                         said so), rest (some prompts may
-                                        stand in `inputs/` alone: Redis had no room for them)
+                                        stand in `inputs/` alone: Redis had no room for them),
+                                        window (most requests in Redis), feed_from, feed_dirty and
+                                        feed_by (where in `inputs/` prompts wait: `feed.lua`)
     headrace:run:RUN:counts      hash   the counters of `models.Counts`, and reason:WORD, how
                                         often a prompt failed for it
     headrace:run:RUN:open        hash   producers that have begun and not ended: source -> JSON
@@ -32,6 +34,7 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
     headrace:run:RUN:sinks       zset   token of a sink that serves the run -> deadline, ms
     headrace:run:RUN:set_aside   hash   PP:ENTRY_ID -> entry that is nobody's result (cmsgpack)
     headrace:run:RUN:maintenance string token of the process that reconciles or ends the run
+    headrace:run:RUN:feed        string token of the process that feeds requests from `inputs/`
     headrace:run:RUN:rate        hash   5-second bucket of Redis TIME -> completions;
                                         0 where somebody was at work and none ended
     rq:job:KEY                   hash   RQ's lean job, and: request, attempts, deaths, lost, turns,
@@ -39,9 +42,10 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
 
 Ledger: one field a key. Bucket = the key's first `bits` bits, as lower-case hex without padding;
 field = the key without its first `bits // 8` bytes, so that bucket and field give the key back;
-value = fingerprint (8 bytes) + state (1 byte: q queued, d done, f failed, c cancelled) + try
-(decimal digits, nothing for the first). Buckets hold 32 to 64 keys at creation, and four times as
-many stay below `hash-max-listpack-entries` (512), where a key costs about 35 bytes.
+value = fingerprint (8 bytes) + state (1 byte: q queued, u queued and unfed: its request is in
+`inputs/` alone, d done, f failed, c cancelled) + try (decimal digits, nothing for the first).
+Buckets hold 32 to 64 keys at creation, and four times as many stay below
+`hash-max-listpack-entries` (512), where a key costs about 35 bytes.
 
 Store, below the run's output prefix (`NN-SEQ` = partition as 2 digits, sequence as 8):
 
@@ -138,6 +142,11 @@ def set_aside(name: str) -> str:
 def maintenance(name: str) -> str:
     """Name the run-wide lease of reconcile and end test."""
     return f"headrace:run:{name}:maintenance"
+
+
+def feed(name: str) -> str:
+    """Name the run-wide lease of feeding."""
+    return f"headrace:run:{name}:feed"
 
 
 def rate(name: str) -> str:

@@ -54,15 +54,17 @@ class Inputs:
         self._say = say
         self._sleep = sleep
 
-    def write(self, prompts: Sequence[SpooledPrompt]) -> None:
-        """Write one object with these prompts, at least one."""
+    def write(self, prompts: Sequence[SpooledPrompt]) -> int:
+        """Write one object with these prompts, at least one; returns its sequence."""
         rows = b"".join(
             b'{"key":"%b","fp":"%b","prompt":%b}\n'
             % (prompt.key.hex().encode(), prompt.fingerprint.hex().encode(), prompt.prompt)
             for prompt in prompts
         )
         digest, short = digest_name(rows)
-        self._put(names.inputs_object(self._next_seq(), short), compress(rows), digest=digest)
+        seq = self._next_seq()
+        self._put(names.inputs_object(seq, short), compress(rows), digest=digest)
+        return seq
 
     def seal(self, source: str, *, sealed: bool, rows: int) -> None:
         """Write this producer's last word: whether more will come."""

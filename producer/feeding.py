@@ -136,14 +136,15 @@ class Feeder:
                 fresh = [
                     prompt for prompt, what in zip(group, known, strict=True) if what in written
                 ]
+                seq = 0
                 if fresh:
-                    inputs.write(fresh)
+                    seq = inputs.write(fresh)
                     reached("enqueue.inputs")
                 # All that is not completed may have lost its job, so it is sent again.
                 self.fed.completed += known.count(_Known.DONE)
                 self.fed.kept += known.count(_Known.KEEP)
                 for batch in _sliced(group, known):
-                    calls.send(batch)
+                    calls.send(batch, seq)
                     meter.show(seen + len(batch))
                 seen += len(group)
 
@@ -179,6 +180,7 @@ class _OneAhead:
         self._replace = replace
         self._pool = ThreadPoolExecutor(1, "enqueue")
         self._batch: list[SpooledPrompt] = []
+        self._seq = 0
         self._reply: Future[AddReply] | None = None
 
     def __enter__(self) -> Self:
@@ -191,10 +193,15 @@ class _OneAhead:
         finally:
             self._pool.shutdown()
 
-    def send(self, batch: list[SpooledPrompt]) -> None:
-        """Wait for the call before, then begin this one."""
+    def send(self, batch: list[SpooledPrompt], seq: int) -> None:
+        """Wait for the call before, then begin this one.
+
+        Args:
+            batch: Prompts, those that are new in the object of `inputs/` with this sequence.
+            seq: 0 when none was written.
+        """
         self._settle()
-        self._batch = batch
+        self._batch, self._seq = batch, seq
         self._reply = self._pool.submit(self._add)
 
     def _settle(self) -> None:
@@ -211,7 +218,9 @@ class _OneAhead:
             raise _overtaken(self._batch, reply)
 
     def _add(self) -> AddReply:
-        return self._ledger.add(self._batch, retry=self._retry, replace=self._replace)
+        return self._ledger.add(
+            self._batch, inputs_seq=self._seq, retry=self._retry, replace=self._replace
+        )
 
 
 def _note_entry(prompt: SpooledPrompt, entry: LedgerEntry | None, standing: Standing) -> _Known:

@@ -67,6 +67,8 @@ class Call:
             standing = self._compared(feeder, rows=intake.spool.prompts)
         made = make_run(self._runs, joined.store, record, priority=request.priority)
         reached("enqueue.created")
+        if request.window is not None:
+            self._runs.set_window(request.run, request.window)
         if made.uid != record.uid:
             # Another producer made the same run since we looked; all its prompts are the run's.
             feeder = self._feeder(made, intake)
@@ -81,7 +83,8 @@ class Call:
             outcome.rejects_file = str(path)
         outcome.queued = True
         outcome.redis = self._url
-        outcome.total = self._runs.counts(request.run).total
+        counts = self._runs.counts(request.run)
+        outcome.total, outcome.unfed = counts.total, counts.unfed
         self._judge(outcome, standing)
         return outcome
 
@@ -247,6 +250,11 @@ class Call:
         if state is not None and state.paused is not None:
             notes.append(
                 f"the run is paused ({state.paused}): `producer resume {outcome.run}` lifts it"
+            )
+        if outcome.unfed:
+            notes.append(
+                f"{outcome.unfed:,} prompts wait in the output until others have ended (--window, "
+                "or Redis' memory): sinks feed them, nothing need be done"
             )
         if self._request.keep_open:
             notes.append("more prompts are awaited: the run ends after a call without --keep-open")

@@ -40,6 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         files: As they were named, `-` for stdin.
         rules: How rows are read; what the run has is filled in from its record.
         redis: Address as given, None for the environment's.
+        window: Most requests of the run in Redis, None for what the run has.
     """
 
     files: tuple[str, ...]
@@ -53,6 +54,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     retry_failed: bool = False
     keep_open: bool = False
     priority: int = 0
+    window: int | None = None
     dry_run: bool = False
     version: str = ""
 
@@ -83,6 +85,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     Attributes:
         queued: False when nothing was to be queued: a dry run, or rows that cannot be used.
         total: Prompts of the run after this call, all files together.
+        unfed: Those of them whose requests wait in the output for room in Redis.
         rejects_file: Where the rejected rows were written.
         redis: Address of the Redis that was used; it may hold a password.
         notes: Sentences for people.
@@ -93,6 +96,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     queued: bool = False
     fed: Fed = msgspec.field(default_factory=Fed)
     total: int = 0
+    unfed: int = 0
     rejects_file: str = ""
     redis: str = ""
     notes: list[str] = []

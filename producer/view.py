@@ -74,7 +74,7 @@ def _lines(figures: Figures) -> Iterator[str]:
         f"{name.replace('_', ' ')} {figures[name]:,}"
         for name in counts
         if figures[name] or name != "cancelled"
-    )
+    ) + (f" ({figures['unfed']:,} of them wait in the output)" if figures["unfed"] else "")
     stored = f"stored {figures['s3_uploaded']:,} rows, {_size(figures['s3_bytes'])}"
     if figures["stream_entries"]:
         stored += f" ({figures['stream_entries']:,} wait for a sink)"

@@ -1,6 +1,7 @@
 """Do what a run needs when nobody claims from it: while this worker group has nothing to do.
 
-    nothing to claim   audit its runs: RQ's tools may have removed what the ledger counts on
+    nothing to claim   feed what waits in `inputs/`; audit its runs: RQ's tools may have removed
+                       what the ledger counts on
     Redis restarted    claims wait until somebody has compared it with the store: if no sink does
 
 Both by whichever idle process comes first; the scripts see to it that it is one. A run whose
@@ -26,6 +27,7 @@ from workers.timing import Timing
 if TYPE_CHECKING:
     import redis
 
+    from common.feeder import Feeder
     from common.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class Caretaker:
         self._since_s = time.monotonic()
         # A run's uid -> its output; None where this machine cannot reach it.
         self._stores: dict[str, ObjectStore | None] = {}
+        self._feeders: dict[str, Feeder] = {}
 
     def note(self, why: str) -> None:
         """Take note of why a claim brought nothing, or that it brought something (`ok`)."""
@@ -108,6 +111,8 @@ class Caretaker:
             if store is not None and reconcile(self._client, store, record) is not None:
                 log.info("run %s: Redis is compared with %s", record.run, store.url)
             return
+        if store is not None:
+            self._feed(record, store)
         report = self._audit(record, store)
         if report.relisted or report.restored or report.cancelled:
             log.warning(
@@ -124,6 +129,14 @@ class Caretaker:
                 len(report.missing),
                 record.run,
             )
+
+    def _feed(self, record: RunRecord, store: "ObjectStore") -> None:
+        """Feed what waits in `inputs/`: sinks do, but there may be none at the moment."""
+        from common.feeder import Feeder  # noqa: PLC0415
+
+        if record.uid not in self._feeders:
+            self._feeders[record.uid] = Feeder(self._client, store, record)
+        self._feeders[record.uid].step()
 
     def _audit(self, record: RunRecord, store: "ObjectStore | None") -> AuditReport:
         # A little less than the period, so that a lone process is not early by its own clock.

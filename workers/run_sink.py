@@ -2,6 +2,7 @@
 
 look      the whole run at one instant, one script
 reconcile where Redis restarted since the store was last compared with it
+feed      requests that wait in `inputs/`, as Redis has room
 share     take free partitions up to this sink's share, leave what is above it
 store     every partition whose batch is due
 end       nothing left to come: the end test and `_SUCCESS`; gone on: `_SUCCESS` goes
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 from common import connect, ending, names
 from common.emptied import refuse_emptied, unaccepted
 from common.errors import HeadraceError, StoreEmptiedError
+from common.feeder import Feeder
 from common.models import RunRecord
 from common.queue.audit import EVERY_MS
 from common.queue.maintenance import ended_signature
@@ -60,6 +62,7 @@ class RunSink:
     Attributes:
         leases: The partitions that this process holds, by number; read by the thread that renews
             them, written by `step` alone.
+        stored_rows, fed_rows: How many this process has stored, and fed from `inputs/`.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class RunSink:
         self.store = store
         self.leases: dict[int, PartitionLease] = {}
         self.stored_rows = 0
+        self.fed_rows = 0
         self._sinks: dict[int, PartitionSink] = {}
         self._client = client
         self._token = token
@@ -85,6 +89,7 @@ class RunSink:
         self._look_again_s = 0.0
         self._differed = False
         self._pinned = False
+        self._feeder = Feeder(client, store, record, clock=clock)
 
     def step(self, *, flush: bool = False) -> Standing:
         """Do once what is to be done now.
@@ -107,15 +112,18 @@ class RunSink:
         if not flush:
             self._share(view)
         self._keep_pinned()
-        flush = flush or view.all_ended or view.cancelled_run
+        stopping, flush = flush, flush or view.all_ended or view.cancelled_run
         for partition in list(self.leases):
             self._drain(partition, view, flush=flush)
+        if view.unfed and not stopping:
+            self.fed_rows += self._feeder.step()
         if not (view.all_ended or flush):
             self._audit()
         return self._end(view)
 
     def release(self) -> None:
         """Leave every partition to others at once."""
+        self._feeder.release()
         for partition in list(self.leases):
             self._leave(partition).release()
 

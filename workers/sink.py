@@ -153,18 +153,22 @@ class Sink:
         return 1 if failed else 0
 
     def _pass(self, *, flush: bool = False) -> bool:
-        """Go once over all runs; True when something was stored, so that more may be due."""
+        """Go once over all runs; True when something moved, so that more may be due."""
         try:
             self._find()
         except RedisUnusableError as error:
             self._say_redis(error)
             self._stop.wait(connect.jittered(2.0))
             return False
-        before = sum(served.sink.stored_rows for served in self._served.values())
+        before = self._moved()
         for name, served in list(self._served.items()):
             if time.monotonic() >= served.again_s:
                 self._serve(name, served, flush=flush)
-        return sum(served.sink.stored_rows for served in self._served.values()) > before
+        return self._moved() > before
+
+    def _moved(self) -> int:
+        sinks = self._sinks()
+        return sum(sink.stored_rows + sink.fed_rows for sink in sinks)
 
     def _serve(self, name: str, served: _Served, *, flush: bool) -> None:
         before = served.sink.stored_rows

@@ -60,6 +60,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         in_flight: Leased keys.
         queued: Every other unfinished key: waiting in RQ's queue, parked, or not yet fed.
+        unfed: Of the queued ones, those whose requests wait in `inputs/` until Redis has room.
         duplicates_dropped: Results that came for a key that had one already.
         retries: Attempts that were charged and did not end their prompt.
         truncated: Completions whose finish reason is length.
@@ -76,6 +77,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: int = 0
     in_flight: int = 0
     queued: int = 0
+    unfed: int = 0
     duplicates_dropped: int = 0
     retries: int = 0
     input_tokens: int = 0

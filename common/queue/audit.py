@@ -8,7 +8,6 @@ The look is one cheap script; only when it finds fewer jobs than unfinished prom
 gone through, slice by slice. Everything may be repeated, and done by several processes at once.
 """
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -20,6 +19,7 @@ from common.models import Claim, RunRecord
 from common.queue.jobs import Jobs, read_claim
 from common.queue.ledger import Ledger
 from common.queue.scripts import call
+from common.utc import utc_now
 
 if TYPE_CHECKING:
     import redis
@@ -51,7 +51,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """What the first script saw, in counts of keys or jobs."""
+    """What the first script saw, in counts of keys or jobs, but those that wait in `inputs/`."""
 
     unfinished: int
     listed: int
@@ -101,7 +101,7 @@ def audit_run(client: "redis.Redis", record: RunRecord, *, every_ms: int = 0) ->
 def _cancel(client: "redis.Redis", claims: list[Claim]) -> int:
     if not claims:
         return 0
-    at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    at = utc_now()
     results = [
         cancelled_result(claim, message="its job was cancelled in RQ", at=at) for claim in claims
     ]

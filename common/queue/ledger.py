@@ -44,6 +44,7 @@ class Ledger:
         self,
         batch: Sequence[tuple[bytes, bytes, bytes]],
         *,
+        inputs_seq: int = 0,
         retry: bool = False,
         replace: bool = False,
     ) -> AddReply:
@@ -51,6 +52,8 @@ class Ledger:
 
         Args:
             batch: At most about 1,000 of (key 16 bytes, fingerprint 8 bytes, JSON of `Prompt`).
+            inputs_seq: Sequence of the object of `inputs/` that holds them, 0 when not known:
+                where those are fed from whose requests find no room now.
             retry: Failed and cancelled keys get a new try.
             replace: Queued and failed keys with another fingerprint take the new text.
 
@@ -70,6 +73,7 @@ class Ledger:
                     self._record.uid,
                     self._timeout_s,
                     mode,
+                    inputs_seq,
                     *flat,
                 ),
             )

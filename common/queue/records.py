@@ -6,8 +6,14 @@ import msgspec
 
 from common.models import RunRecord, State
 
-STATES: dict[bytes, State] = {b"q": "queued", b"d": "completed", b"f": "failed", b"c": "cancelled"}
-"""The ledger's letters."""
+STATES: dict[bytes, State] = {
+    b"q": "queued",
+    b"u": "queued",
+    b"d": "completed",
+    b"f": "failed",
+    b"c": "cancelled",
+}
+"""The ledger's letters; `u` is queued too, with its request in `inputs/` alone."""
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):
@@ -27,7 +33,7 @@ class AddReply(msgspec.Struct, frozen=True, kw_only=True):
     """What one call of `Ledger.add` found and did; counts of prompts.
 
     Attributes:
-        added: New keys, queued by this call.
+        added: New keys, queued by this call, or waiting in `inputs/` for room.
         queued, completed, failed, cancelled: Known keys by their state, untouched.
         restored: Of the queued ones, those whose job had been removed and is back.
         retried: Failed or cancelled keys that got a new try.

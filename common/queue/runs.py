@@ -152,6 +152,11 @@ class Runs:
             inputs_seq, *seqs = pipe.execute()
         return int(inputs_seq or 0), [int(seq or 0) for seq in seqs]
 
+    def set_window(self, name: str, requests: int) -> None:
+        """Say how many requests of the run Redis may hold; the rest waits in `inputs/`."""
+        with self._errors():
+            self._client.hset(names.run(name), "window", requests)
+
     def pause(self, name: str, reason: str) -> None:
         """Stop claims; what is in flight ends normally."""
         self._require(name)

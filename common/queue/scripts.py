@@ -27,6 +27,7 @@ _BUILDERS = {
     "tombstone_key": names.tombstone,
     "maintenance_key": names.maintenance,
     "open_key": names.open_producers,
+    "feed_key": names.feed,
     "sinks_key": names.sinks,
     "set_aside_key": names.set_aside,
     "slots_key": names.slots,

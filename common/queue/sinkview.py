@@ -35,6 +35,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
         reconciled: Whether Redis and the store were brought together since Redis started.
         sealed: No more prompts will come.
         stream_bytes: What waits in all its streams together.
+        unfed: Prompts whose requests wait in `inputs/`.
         sinks: How many sinks serve the run.
         ended: Signature of the state for which `_SUCCESS` was written, empty when never.
     """
@@ -48,6 +49,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     cancelled: int
     stream_bytes: int
+    unfed: int
     sinks: int
     ended: str
     partitions: list[PartitionView]
@@ -92,8 +94,9 @@ def look(
         failed=int(reply[7]),
         cancelled=int(reply[8]),
         stream_bytes=int(reply[9]),
-        sinks=int(reply[10]),
-        ended=reply[11].decode(),
+        unfed=int(reply[10]),
+        sinks=int(reply[11]),
+        ended=reply[12].decode(),
         partitions=[
             PartitionView(
                 entries=int(part[0]),
@@ -102,7 +105,7 @@ def look(
                 deadline_ms=int(part[3]),
                 seq=int(part[4]),
             )
-            for part in zip(*[iter(reply[12:])] * 5, strict=True)
+            for part in zip(*[iter(reply[13:])] * 5, strict=True)
         ],
     )
 

@@ -87,6 +87,12 @@ def _tokens(value: str) -> int | Literal["context"]:
 )
 @click.option("--priority", type=click.IntRange(-9, 9), default=0, help="Higher runs go first.")
 @click.option(
+    "--window",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most requests of the run in Redis, the rest waits in the output; default 1,000,000.",
+)
+@click.option(
     "--skip-invalid",
     is_flag=True,
     help="Queue the good rows; the others go to FILE.rejected.jsonl with reasons.",
@@ -134,6 +140,7 @@ def command(**flags: Any) -> int:
         retry_failed=flags["retry_failed"],
         keep_open=flags["keep_open"],
         priority=flags["priority"],
+        window=flags["window"],
         dry_run=flags["dry_run"],
         version=_version(),
     )

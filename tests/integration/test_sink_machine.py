@@ -70,7 +70,12 @@ class SinkMachine(RuleBasedStateMachine):
         self.server = RedisServer("valkey", appendonly=True, appendfsync="always").start()
         self.store = MemoryStore(conditional=self.conditional, fault=self._fault)
         self.world = World(
-            self.server.client(), self.store, prompts=6, partitions=PARTITIONS, sealed=True
+            self.server.client(),
+            self.store,
+            prompts=6,
+            partitions=PARTITIONS,
+            sealed=True,
+            window=4,
         )
         self.points: list[Path] = []
         self.sinks: dict[str, RunSink] = {}

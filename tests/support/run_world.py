@@ -39,6 +39,7 @@ class World:
         store: Its output.
         prompts: How many.
         partitions: Result streams.
+        window: Most requests in Redis.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class World:
         partitions: int = 1,
         uid: str = "0" * 31 + "1",
         sealed: bool = True,
+        window: int | None = None,
     ) -> None:
         self.store = store
         self.record = RunRecord(
@@ -66,6 +68,8 @@ class World:
         self.use(client)
         store.put_if_absent(names.RUN_JSON, msgspec.json.encode(self.record))
         self.runs.create(self.record)
+        if window is not None:
+            self.runs.set_window(RUN, window)
         self.accept(prompts, sealed=sealed)
 
     def use(self, client: "redis.Redis") -> None:
@@ -117,18 +121,20 @@ class World:
             )
             for n in numbers
         )
+        seq = 0
         if rows:
             sha256, digest = digest_name(rows)
-            name = names.inputs_object(self.runs.next_inputs_seq(RUN), digest)
+            seq = self.runs.next_inputs_seq(RUN)
+            name = names.inputs_object(seq, digest)
             self.store.put_if_absent(name, compress(rows), rows_sha256=sha256)
         if queue:
-            self.queue(numbers)
+            self.queue(numbers, inputs_seq=seq)
         self.seal(sealed=sealed)
 
-    def queue(self, numbers: Iterable[int]) -> None:
+    def queue(self, numbers: Iterable[int], *, inputs_seq: int = 0) -> None:
         batch = [(self.key(n), self.fingerprint(n), self.prompt(n)) for n in numbers]
         for first in range(0, len(batch), 1000):
-            self.ledger.add(batch[first : first + 1000])
+            self.ledger.add(batch[first : first + 1000], inputs_seq=inputs_seq)
 
     def seal(self, *, sealed: bool = True) -> None:
         seal = Seal(sealed=sealed, source="prompts.jsonl", rows=self.accepted, ended_at="now")

@@ -3,7 +3,7 @@
 -- ARGV: run, uid, least time since the last audit (ms), how many cancelled jobs to look at, and how
 --   many of them to pass over (those that an earlier call left).
 -- Returns {'unknown'} when the run is not there with this uid, {'recent'}, else
---   {'ok', unfinished keys, listed, leased, parked, cancelled jobs looked at, and left as they are
+--   {'ok', unfinished keys (but those that wait in inputs/), listed, leased, parked, cancelled jobs looked at, and left as they are
 --   (in flight, or without their body), then those that are to end as cancelled:
 --   {run, uid, key, fingerprint, try, attempts, deaths, lost, prompt}}.
 
@@ -36,7 +36,7 @@ local function look(hex)
   if not is_job_id(hex) then left = left + 1 return end
   local raw = to_raw(hex)
   local entry = ledger_get(run, raw, hex, bits)
-  if not entry or entry.state ~= 'q' then return leave_registry(hex, entry) end
+  if not entry or not is_queued(entry.state) then return leave_registry(hex, entry) end
   local job = redis.call('HMGET', rq_job(hex), 'request', 'attempts', 'deaths', 'lost')
   if redis.call('ZSCORE', leases_key(run), hex) or not job[1] then
     left = left + 1
@@ -51,7 +51,7 @@ for _, hex in ipairs(members) do look(hex) end
 
 local unfinished = 0
 for i, number in ipairs(redis.call('HMGET', counts_key(run), 'total', 'completed', 'failed',
-    'cancelled')) do
+    'cancelled', 'unfed')) do
   unfinished = unfinished + (i == 1 and 1 or -1) * tonumber(number or 0)
 end
 return {'ok', unfinished, redis.call('LLEN', rq_queue(run)), redis.call('ZCARD', leases_key(run)),

@@ -70,6 +70,7 @@ local function offer(run, state, hex)
     redis.call('UNLINK', rq_job(hex))
     return
   end
+  if entry.state == 'u' then return end
   if entry.state == 'f' and not requeued_by_hand(run, state, raw, hex, entry) then return end
   if redis.call('ZSCORE', leases_key(run), hex) then return end
   if redis.call('ZSCORE', parked_key(run), hex) then return end

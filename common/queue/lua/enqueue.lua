@@ -1,14 +1,17 @@
 -- Add prompts to the ledger and to RQ's queue, each at most once. Idempotent.
 --
--- ARGV: run, uid, job timeout (s), mode, then triples: key (16 bytes), fingerprint (8), prompt JSON.
+-- ARGV: run, uid, job timeout (s), mode, sequence of the object of inputs/ that holds them (0: not
+--   known), then triples: key (16 bytes), fingerprint (8), prompt JSON.
 --   mode: '' | 'retry' (failed and cancelled get a new try) | 'replace' (queued and failed take the
 --   new text) | 'retry,replace'
+-- Beyond the run's window, and behind others that wait, a new prompt's request stays in inputs/ and is
+--   fed later (feed.lua); it counts as added and queued all the same.
 -- Returns {'unknown'} when the run is not there with this uid, {'no_room'} when there are new prompts
 --   and too little of Redis' memory is left (nothing was added), else
 --   {'ok', added, queued, completed, failed, cancelled, restored, retried, replaced, conflicts...}
 --   conflicts: keys whose fingerprint differs; they are not touched.
 
-local run, uid, timeout_s, mode = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local run, uid, timeout_s, mode, seq = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local known = redis.call('HMGET', run_key(run), 'uid', 'bits')
 if known[1] ~= uid then return {'unknown'} end
 local bits = tonumber(known[2])
@@ -18,28 +21,14 @@ local may_replace = string.find(mode, 'replace', 1, true)
 local n = {added = 0, q = 0, d = 0, f = 0, c = 0, restored = 0, retried = 0, replaced = 0}
 local conflicts, push = {}, {}
 
--- Requests must leave room for the results that make room again: a Redis filled by its queue alone
--- could lease nothing any more, and nothing would ever leave it.
-local function leaves_no_room()
-  local memory = redis.call('INFO', 'memory')
-  local limit = tonumber(string.match(memory, '\nmaxmemory:(%d+)') or 0)
-  if limit == 0 then return false end
-  local waiting = 0
-  for _, each in ipairs(redis.call('ZRANGE', RUNS, 0, -1)) do
-    waiting = waiting + tonumber(redis.call('HGET', counts_key(each), 'stream_bytes') or 0)
-  end
-  local used = tonumber(string.match(memory, '\nused_memory:(%d+)'))
-  -- What the streams may hold, and half of that for what is in flight.
-  return used - waiting + 1.5 * stream_mark_bytes(limit) > limit
-end
-
 local function adds_any()
-  for i = 5, #ARGV, 3 do
+  for i = 6, #ARGV, 3 do
     if not ledger_get(run, ARGV[i], to_hex(ARGV[i]), bits) then return true end
   end
 end
 
-if leaves_no_room() and adds_any() then
+local share = memory_share()
+if share > MOST_LEDGER and adds_any() then
   begin_even_when_full()
   -- From here on a key that the ledger lacks may be one that waits in inputs/.
   redis.call('HSET', run_key(run), 'rest', '1')
@@ -63,6 +52,12 @@ local function restore(hex, prompt)
   end
 end
 
+-- Where the feeder has to look (again): no later than at these prompts.
+local function note_unfed()
+  local known = tonumber(redis.call('HGET', run_key(run), 'feed_dirty') or seq)
+  redis.call('HSET', run_key(run), 'feed_dirty', math.min(known, seq))
+end
+
 local function try_again(raw, hex, entry, fingerprint, prompt)
   ledger_set(run, raw, hex, bits, fingerprint, 'q', entry.try + 1)
   count(run, entry.state == 'f' and 'failed' or 'cancelled', -1)
@@ -76,20 +71,34 @@ end
 -- The ledger's place without the detour over hex digits, and one call for a key that is new: this is
 -- the loop that a million prompts go through.
 local stem, shift, skip = ledger_stem(run), 2 ^ (32 - bits), math.floor(bits / 8) + 1
-local fresh = ledger_value('', 'q', 1)
+local fresh, unfed = ledger_value('', 'q', 1), ledger_value('', 'u', 1)
 
-for i = 5, #ARGV, 3 do
+local room, _, waiting = window_room(run)
+-- Whoever waits goes first.
+if waiting > 0 or share > MOST_REQUESTS then room = 0 end
+local left_out = 0
+
+for i = 6, #ARGV, 3 do
   local raw, fingerprint, prompt = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local hex = to_hex(raw)
   local bucket = stem .. string.format('%x', math.floor(struct.unpack('>I4', raw) / shift))
   local field = string.sub(raw, skip)
-  local is_new = redis.call('HSETNX', bucket, field, fingerprint .. fresh) == 1
+  local is_new = redis.call('HSETNX', bucket, field, fingerprint .. (room > 0 and fresh or unfed)) == 1
   local entry = not is_new and ledger_entry(redis.call('HGET', bucket, field))
   if is_new then
-    queue(hex, prompt)
+    if room > 0 then
+      queue(hex, prompt)
+      room = room - 1
+    else
+      left_out = left_out + 1
+    end
     n.added = n.added + 1
   elseif entry.fingerprint ~= fingerprint then
-    if may_replace and entry.state == 'q' then
+    if may_replace and entry.state == 'u' then
+      ledger_set(run, raw, hex, bits, fingerprint, 'u', entry.try)
+      note_unfed()
+      n.replaced = n.replaced + 1
+    elseif may_replace and entry.state == 'q' then
       -- Whoever holds the old text now will have its result dropped, and the job goes back then.
       ledger_set(run, raw, hex, bits, fingerprint, 'q', entry.try)
       if redis.call('HEXISTS', rq_job(hex), 'request') == 1 then
@@ -113,8 +122,15 @@ for i = 5, #ARGV, 3 do
       restore(hex, prompt)
       n.restored = n.restored + 1
     end
-    n[entry.state] = n[entry.state] + 1
+    local state = is_queued(entry.state) and 'q' or entry.state
+    n[state] = n[state] + 1
   end
+end
+
+if left_out > 0 then
+  note_unfed()
+  if waiting == 0 then redis.call('HSET', run_key(run), 'feed_from', seq) end
+  count(run, 'unfed', left_out)
 end
 
 for first = 1, #push, 1000 do

@@ -105,11 +105,13 @@ local function finish(run, uid, raw, item)
     end
     return 'changed'
   end
-  if entry.state ~= 'q' or entry.try ~= tonumber(item.try) then
+  if not is_queued(entry.state) or entry.try ~= tonumber(item.try) then
     if item.again == '1' then return 'repeated' end
     count(run, 'duplicates_dropped', 1)
     return 'duplicate'
   end
+  -- A rewound Redis may not know any more that it was fed; and a cancelled run ends what waits.
+  if entry.state == 'u' then tally(run, 'unfed', -1) end
   accept(run, state, raw, hex, item)
   return 'ok'
 end

@@ -43,6 +43,9 @@ local function ledger_value(fingerprint, state, try)
   return fingerprint .. state .. (number > 1 and string.format('%d', number) or '')
 end
 
+-- Queued: its job is in Redis (q), or its request waits in inputs/ until there is room (u).
+local function is_queued(state) return state == 'q' or state == 'u' end
+
 local function ledger_get(run, raw, hex, bits)
   local value = redis.call('HGET', bucket_of(run, hex, bits), field_of(raw, bits))
   return value and ledger_entry(value) or nil
@@ -86,6 +89,38 @@ local function stream_mark_bytes(limit_bytes) return math.min(2147483648, limit_
 
 local function count(run, counter, by)
   if by ~= 0 then redis.call('HINCRBY', counts_key(run), counter, by) end
+end
+
+-- How much of Redis' memory the ledgers and the queued requests use, as a share of what they may: they
+-- must leave room for the result streams, and for half of that in flight. A Redis filled by its queue
+-- alone could lease nothing any more, and nothing would ever leave it. 0 without a limit.
+local function memory_share()
+  local memory = redis.call('INFO', 'memory')
+  local limit = tonumber(string.match(memory, '\nmaxmemory:(%d+)') or 0)
+  if limit == 0 then return 0 end
+  local streams = 0
+  for _, each in ipairs(redis.call('ZRANGE', RUNS, 0, -1)) do
+    streams = streams + tonumber(redis.call('HGET', counts_key(each), 'stream_bytes') or 0)
+  end
+  local used = tonumber(string.match(memory, '\nused_memory:(%d+)'))
+  return (used - streams) / (limit - 1.5 * stream_mark_bytes(limit))
+end
+
+-- New prompts bring their requests up to MOST_REQUESTS; beyond, their requests stay in inputs/, and the
+-- ledger grows alone up to MOST_LEDGER. The rest is the feeder's: what has been accepted can always
+-- be fed, in small portions at worst.
+local MOST_REQUESTS, MOST_LEDGER, MOST_FED = 0.8, 0.9, 1
+
+-- How many requests the run may still bring into Redis, its window, and how many wait for that.
+-- Failed ones do not count, though Redis keeps them: a run must not end because many failed.
+local DEFAULT_WINDOW = 1000000 -- common.queue.feed.DEFAULT_WINDOW
+
+local function window_room(run)
+  local c = redis.call('HMGET', counts_key(run), 'total', 'completed', 'failed', 'cancelled', 'unfed')
+  for i = 1, 5 do c[i] = tonumber(c[i] or 0) end
+  local held = c[1] - c[2] - c[3] - c[4] - c[5]
+  local window = tonumber(redis.call('HGET', run_key(run), 'window') or DEFAULT_WINDOW)
+  return math.max(window - held, 0), window, c[5]
 end
 
 -- Whether this process holds the lease. A job that somebody deleted under it names no holder, but

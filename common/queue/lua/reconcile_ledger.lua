@@ -48,11 +48,12 @@ local function merge(raw, fingerprint, state, try)
   local old = ledger_get(run, raw, hex, bits)
   if old.state == 'd' then return false end
   -- A queued key waits for the end of its try; that end, or a later one, is what comes here.
-  local wins = state == 'd' or try > old.try or (old.state == 'q' and try == old.try)
+  local wins = state == 'd' or try > old.try or (is_queued(old.state) and try == old.try)
   if not wins then return false end
   ledger_set(run, raw, hex, bits, fingerprint, state, try)
   end_job(raw, hex, state)
-  if old.state ~= 'q' then add(COUNTER[old.state], -1) end
+  if old.state == 'u' then add('unfed', -1) end
+  if COUNTER[old.state] then add(COUNTER[old.state], -1) end
   return true
 end
 
@@ -121,7 +122,7 @@ local function ended()
   for bucket = first, math.min(first + tonumber(ARGV[7]), 2 ^ bits) - 1 do
     local all = redis.call('HGETALL', ledger_stem(run) .. string.format('%x', bucket))
     for i = 1, #all, 2 do
-      if string.sub(all[i + 1], 9, 9) ~= 'q' then
+      if not is_queued(string.sub(all[i + 1], 9, 9)) then
         reply[#reply + 1] = to_raw(hex_of(bucket, all[i], bits))
         reply[#reply + 1] = all[i + 1]
       end

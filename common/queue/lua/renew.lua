@@ -27,6 +27,8 @@ local function renew(run, raw)
   local hex = to_hex(raw)
   local entry = ledger_get(run, raw, hex, tonumber(known[1]))
   if not entry then return 'unknown' end
+  -- A rewound Redis may not know any more that it was fed: whoever works on it goes on.
+  if entry.state == 'u' then return known[2] and 'gone' or 'unknown' end
   if entry.state ~= 'q' then return 'gone' end
   local leased = redis.call('ZSCORE', leases_key(run), hex)
   if leased and not holds(run, hex, epoch) then return 'stolen' end

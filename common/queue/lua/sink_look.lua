@@ -3,7 +3,7 @@
 -- ARGV: run, uid, token of this sink, how long it counts as present (ms).
 -- Returns {'unknown'} when the run is not there with this uid, else
 --   {'ok', now (ms), reconciled, sealed, cancelled (1 or 0 each), total, completed, failed, cancelled,
---   stream bytes, sinks present, signature of the last `_SUCCESS` or '', then for each partition:
+--   stream bytes, prompts that wait in inputs/, sinks present, signature of the last `_SUCCESS` or '', then for each partition:
 --   entries, first entry's id or '', token or '', deadline (ms), last closed sequence}
 
 begin_even_when_full()
@@ -18,10 +18,10 @@ redis.call('ZADD', sinks_key(run), now + present_ms, token)
 
 local sealed = known[4] == '1' and redis.call('HLEN', open_key(run)) == 0
 local counts = redis.call('HMGET', counts_key(run), 'total', 'completed', 'failed', 'cancelled',
-  'stream_bytes')
+  'stream_bytes', 'unfed')
 local reply = {'ok', now, known[3] == server_run_id() and 1 or 0, sealed and 1 or 0,
   known[5] and 1 or 0}
-for i = 1, 5 do reply[#reply + 1] = tonumber(counts[i] or 0) end
+for i = 1, 6 do reply[#reply + 1] = tonumber(counts[i] or 0) end
 reply[#reply + 1] = redis.call('ZCARD', sinks_key(run))
 reply[#reply + 1] = known[6] or ''
 

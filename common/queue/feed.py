@@ -1,0 +1,112 @@
+"""Feeding: requests that wait in `inputs/` come into RQ's queue as room comes (`lua/feed.lua`)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from common import connect
+from common.models import RunRecord
+from common.queue.ledger import job_timeout_s
+from common.queue.scripts import call
+
+if TYPE_CHECKING:
+    import redis
+
+DEFAULT_WINDOW = 1_000_000
+"""Most requests of a run in Redis, unless `producer enqueue --window` says otherwise."""
+
+
+class FeedLostError(Exception):
+    """This process may not feed any more: another does, Redis restarted, or the run has gone."""
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to feed at this instant.
+
+    Attributes:
+        start: Sequence in `inputs/` from which prompts may wait.
+        again: From which sequence on all is to be listed and read again, since prompts came to
+            wait there, or another process has fed; None as a rule.
+        requests: How many may be fed.
+        cancelled: The run is cancelled: what waits is to end as that.
+    """
+
+    start: int
+    again: int | None
+    requests: int
+    cancelled: bool
+
+
+class FeedTurn:
+    """One process's turn at feeding a run; the lease runs out by itself after 10 s."""
+
+    def __init__(self, client: "redis.Redis", record: RunRecord, *, token: str) -> None:
+        self._client = client
+        self._record = record
+        self._token = token
+        self._timeout_s = job_timeout_s(record.params)
+
+    def begin(self) -> Room | None:
+        """Take the turn, if anything waits and there is room worth it; None otherwise."""
+        reply = self._call("begin")
+        if reply[0] != b"ok":
+            return None
+        return Room(
+            start=int(reply[1]),
+            again=None if reply[2] == b"" else int(reply[2]),
+            requests=int(reply[3]),
+            cancelled=reply[4] == b"1",
+        )
+
+    def feed(self, rows: Sequence[tuple[bytes, bytes, bytes]], *, most: int) -> tuple[int, int]:
+        """Queue those of the rows that wait, in their order, while there is room.
+
+        Args:
+            rows: At most about 1,000 of (key 16 bytes, fingerprint 8 bytes, JSON of `Prompt`).
+            most: Feed no more than these.
+
+        Returns:
+            How many rows are settled, from the first, and how many of them were fed.
+
+        Raises:
+            FeedLostError: Begin again.
+        """
+        flat = [part for row in rows for part in row]
+        reply = self._turn("feed", self._timeout_s, most, *flat)
+        return int(reply[1]), int(reply[2])
+
+    def waiting(self, pairs: Sequence[tuple[bytes, bytes]]) -> dict[int, int]:
+        """Tell which (key, fingerprint) pairs wait: position -> try."""
+        blob = b"".join(part for pair in pairs for part in pair)
+        reply = [int(number) for number in self._turn("waiting", blob)[1:]]
+        return {at - 1: try_ for at, try_ in zip(reply[::2], reply[1::2], strict=True)}
+
+    def advance(self, done: int, start: int) -> None:
+        """Go on with another object of `inputs/`: `done` is through."""
+        self._turn("advance", done, start)
+
+    def finish(self) -> None:
+        """Give the turn up."""
+        self._turn("finish")
+
+    def _turn(self, operation: str, *args: Any) -> list[Any]:
+        reply = self._call(operation, *args)
+        if reply[0] != b"ok":
+            raise FeedLostError(reply[0].decode())
+        return reply
+
+    def _call(self, operation: str, *args: Any) -> list[Any]:
+        with connect.mapping_errors(self._client):
+            return cast(
+                "list[Any]",
+                call(
+                    self._client,
+                    "feed",
+                    operation,
+                    self._record.run,
+                    self._record.uid,
+                    self._token,
+                    *args,
+                ),
+            )
