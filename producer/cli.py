@@ -4,26 +4,17 @@ Errors that we raise on purpose become one line on stderr and their exit code; a
 bug.
 """
 
-import importlib
 import importlib.util
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from common.errors import HeadraceError
-
-if TYPE_CHECKING:
-    from typing_extensions import override
-else:
-    # Python 3.11 has none of its own.
-    def override(method: Any) -> Any:
-        """Mark a method that takes the place of an inherited one."""
-        return method
-
+from common.program import Program, show
 
 COMMANDS = (
     "enqueue",
@@ -48,37 +39,26 @@ INTERRUPTED = 130
 TERMINATED = 143
 
 
-class CommandsByName(click.Group):
-    """A group that imports a command's module when the command is asked for."""
-
-    @override
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """List the commands that exist."""
-        del ctx
-        return [name for name in COMMANDS if importlib.util.find_spec(_module(name))]
-
-    @override
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        command: click.Command = importlib.import_module(_module(cmd_name)).command
-        # HEADRACE_MAX_TOKENS, not HEADRACE_ENQUEUE_MAX_TOKENS: one name for one setting.
-        command.context_settings.setdefault("auto_envvar_prefix", "HEADRACE")
-        return command
+_MODULES = {
+    name: (module, "command")
+    for name in COMMANDS
+    if importlib.util.find_spec(module := f"producer.commands.{name}")
+}
 
 
-def _module(name: str) -> str:
-    return f"producer.commands.{name}"
-
-
-@click.group(cls=CommandsByName, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    name="producer",
+    cls=Program,
+    modules=_MODULES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="headrace")
 def cli() -> None:
     """Queue prompts for a run, and ask about it.
 
-    Every option may come from the environment as HEADRACE_…: --max-tokens from
-    HEADRACE_MAX_TOKENS.
+    Every flag may also come from the environment (--max-tokens from HEADRACE_MAX_TOKENS) or from
+    headrace.toml, where the command is called: shared keys (redis, output, endpoint_url) at the
+    top, the others in the table of their command. The command line wins, then the environment.
 
     \b
     Example:
@@ -105,7 +85,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo(f"producer: {error}", err=True)
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        show(error)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("producer: interrupted", err=True)

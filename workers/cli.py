@@ -1,13 +1,12 @@
 """The command `workers`: worker groups, sinks, the simulator."""
 
-import importlib
 import sys
 from typing import NoReturn
 
 import click
-from typing_extensions import override
 
 from common.errors import HeadraceError
+from common.program import Program, show
 
 _COMMANDS = {
     "simulate": "workers.simulator.command",
@@ -17,27 +16,20 @@ _COMMANDS = {
 """Command -> the module that has it: imported when it is called, so that `--help` is quick."""
 
 
-class _Lazy(click.Group):
-    @override
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
-
-    @override
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = _COMMANDS.get(cmd_name)
-        if module is None:
-            return None
-        command = getattr(importlib.import_module(module), cmd_name)
-        return command if isinstance(command, click.Command) else None
-
-
 @click.command(
-    cls=_Lazy,
-    context_settings={"auto_envvar_prefix": "HEADRACE", "help_option_names": ["-h", "--help"]},
+    name="workers",
+    cls=Program,
+    modules={name: (module, name) for name, module in _COMMANDS.items()},
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="headrace")
 def cli() -> None:
     """Serve queued prompts: worker groups beside SGLang servers, sinks to the store.
+
+    Every flag may also come from the environment (--ramp from HEADRACE_RAMP; a flag of simulate
+    from HEADRACE_SIM_…) or from headrace.toml, where the command is called: shared keys (redis,
+    log_level) at the top, the others in the table of their command. The command line wins, then
+    the environment.
 
     \b
     Begin with:
@@ -54,7 +46,7 @@ def main() -> NoReturn:
         click.echo(f"workers: {error}", err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        error.show()
+        show(error)
         sys.exit(error.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)

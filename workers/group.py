@@ -5,9 +5,8 @@
 It takes jobs by Headrace's own claim (`common.queue`), not by RQ's dequeue: RQ runs one job a
 process.
 
-Environment, for `rq worker`, which passes no options of ours: HEADRACE_GPU, HEADRACE_TP,
-HEADRACE_SERVER, HEADRACE_CONCURRENCY, HEADRACE_RAMP, HEADRACE_GRACE, HEADRACE_API_KEY,
-HEADRACE_HOST.
+`rq worker` passes no options of ours: it serves GPU 0, or what the flags of `workers start` say in
+the environment (HEADRACE_GPU, HEADRACE_SERVER, HEADRACE_CONCURRENCY …) or in headrace.toml.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ import secrets
 import signal
 import threading
 import time
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import redis
@@ -31,13 +30,12 @@ from typing_extensions import override
 from common import connect
 from common.errors import HeadraceError, UsageError
 from common.logs import set_up_logs
+from common.program import values_of
 from common.queue import Groups, Jobs
 from workers.caretaker import Caretaker
 from workers.eligible import Eligible
 from workers.engine import Engine
 from workers.options import (
-    DEFAULT_GRACE_S,
-    DEFAULT_RAMP,
     GroupOptions,
     group_name,
     parse_gpus,
@@ -74,7 +72,7 @@ class SlotWorker(Worker):
 
     Args:
         queues: Runs to serve; none means all, and so does RQ's own default, the name `default`.
-        options: Given by `workers start`; else read from the environment.
+        options: Given by `workers start`; else read from the settings.
 
     Attributes:
         stopped_by: Number of the signal that ended `work`, None when there was none.
@@ -110,7 +108,7 @@ class SlotWorker(Worker):
         level = str(kwargs.get("logging_level") or "INFO")
         set_up_logs(level)
         try:
-            options = options_from_environment(tuple(queue.name for queue in self.queues))
+            options = options_from_settings(tuple(queue.name for queue in self.queues))
             return self._work(options, logging_level=level)
         except HeadraceError as error:
             log.error("%s", error)  # noqa: TRY400 - for people, without the stack
@@ -209,37 +207,35 @@ def _run(main: Any) -> bool:
         return bool(runner.run(main))
 
 
-def options_from_environment(runs: tuple[str, ...]) -> GroupOptions:
-    """Read the options of a worker group that `rq worker` started.
+def options_from_settings(runs: tuple[str, ...]) -> GroupOptions:
+    """Read the options of a worker group that `rq worker` started: those of `workers start`.
 
     Args:
         runs: The names that it was given.
 
     Raises:
-        UsageError: A variable does not say what it should.
+        UsageError: A variable or headrace.toml does not say what it should.
     """
-    env, host = os.environ, this_host()
-    try:
-        gpus = parse_gpus(env.get("HEADRACE_GPU", "0"), int(env.get("HEADRACE_TP", "1")))
-        ramp = float(env.get("HEADRACE_RAMP", DEFAULT_RAMP))
-        grace_s = float(env.get("HEADRACE_GRACE", DEFAULT_GRACE_S))
-        concurrency = env.get("HEADRACE_CONCURRENCY", "auto")
-        most: int | Literal["auto"] = "auto" if concurrency == "auto" else int(concurrency)
-    except ValueError as error:
-        raise UsageError(f"the environment of this worker group: {error}") from None
+    # It imports this module; whoever was started by `rq worker` has not imported it yet.
+    from workers.cli import cli  # noqa: PLC0415
+
+    said, host = values_of(cli, "start", defaults={"gpu": "0"}), this_host()
+    gpus = parse_gpus(said["gpu"], said["tp"])
     if len(gpus) != 1:
-        raise UsageError("HEADRACE_GPU must name one worker group: `workers start` takes more")
-    if ramp <= 0 or grace_s < 0 or (most != "auto" and most < 1):
-        raise UsageError("HEADRACE_RAMP and HEADRACE_CONCURRENCY must be above 0")
+        raise UsageError(
+            f"HEADRACE_GPU {said['gpu']!r} makes {len(gpus)} worker groups, and `rq worker` is "
+            "one: give it one GPU, or use `workers start`"
+        )
     return GroupOptions(
         group=group_name(gpus[0], host),
-        server=server_url(env.get("HEADRACE_SERVER"), gpus[0][0]),
+        server=server_url(said["server"], gpus[0][0]),
         host=host,
-        concurrency=most,
-        ramp=ramp,
-        grace_s=grace_s,
-        runs=() if runs == RQ_DEFAULT_QUEUES else runs,
-        api_key=env.get("HEADRACE_API_KEY"),
+        concurrency=said["concurrency"],
+        ramp=said["ramp"],
+        grace_s=said["grace_s"],
+        start_limit_s=said["start_limit_s"],
+        runs=said["runs"] if runs == RQ_DEFAULT_QUEUES else runs,
+        api_key=os.environ.get("HEADRACE_API_KEY"),
         timing=timing_from_environment(),
     )
 
@@ -264,5 +260,12 @@ def own_client(connection: "redis.Redis") -> "redis.Redis":
 
 
 def _worker_name(options: GroupOptions | None) -> str:
-    group = options.group if options else f"gpu{os.environ.get('HEADRACE_GPU', '0')}@{this_host()}"
-    return f"{group}-{secrets.token_hex(3)}"
+    return f"{options.group if options else _group_by_settings()}-{secrets.token_hex(3)}"
+
+
+def _group_by_settings() -> str:
+    try:
+        return options_from_settings(()).group
+    except UsageError:
+        # RQ asks for the name first; `work` says what is wrong.
+        return f"gpu@{this_host()}"

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from common.errors import HeadraceError
+from common.program import config_arguments
 
 log = logging.getLogger(__name__)
 
@@ -154,5 +155,5 @@ def watched_by() -> int | None:
 
 
 def own_command(*args: str) -> list[str]:
-    """Give the command line that calls `workers` in this very environment."""
-    return [sys.executable, "-m", "workers", *args]
+    """Give the command line that calls `workers` in this very environment, by the same file."""
+    return [sys.executable, "-m", "workers", *args, *config_arguments()]

@@ -21,6 +21,7 @@ from producer.outfile import STDOUT
     type=click.Choice(["jsonl"]),
     default="jsonl",
     show_default=True,
+    envvar="HEADRACE_EXPORT_FORMAT",  # HEADRACE_FORMAT is how a run's shards are written
     help="The only choice: a JSON object a line.",
 )
 @click.option("--failures", metavar="FILE", help="Also write what failed or was cancelled there.")

@@ -180,7 +180,7 @@ def test_the_password_of_redis_stands_in_no_command_line(tmp_path: Path) -> None
     with two_servers(tmp_path) as fleet:
         fleet.client.config_set("requirepass", PASSWORD)
         address = fleet.redis.url.replace("unix://", "unix://:" + PASSWORD + "@")
-        fleet.env["HEADRACE_START_REDIS_URL"] = address
+        fleet.env["HEADRACE_REDIS"] = address
         parent = start_all(fleet)
         fleet.client.auth(PASSWORD)
         wait_until(lambda: len(children(parent)) == 2, "two processes")

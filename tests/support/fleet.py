@@ -59,6 +59,7 @@ class Fleet:
     def __enter__(self) -> Self:
         if self._own_redis:
             self.redis.start()
+        self.env["HEADRACE_REDIS"] = self.redis.url
         self.simulator.__enter__()
         self.client: redis.Redis = self.redis.client()
         self.runs = Runs(self.client)
@@ -83,7 +84,7 @@ class Fleet:
         """Run a producer command to its end."""
         done = subprocess.run(
             [sys.executable, "-m", "producer", *args],
-            env={**self.env, "HEADRACE_REDIS": self.redis.url},
+            env=self.env,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -109,7 +110,7 @@ class Fleet:
         process = ServerProcess(
             [sys.executable, "-m", *command],
             log=self.folder / f"{name}-{self._lives}.log",
-            env={**self.env, "HEADRACE_REDIS": self.redis.url},
+            env=self.env,
         )
         self.processes[name] = process
         return process

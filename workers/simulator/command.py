@@ -75,7 +75,8 @@ POSITIVE = click.IntRange(min=1)
 ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 
 
-@click.command()
+# Variables of its own: HEADRACE_MODEL is the model that is asked for, not the one pretended.
+@click.command(context_settings={"auto_envvar_prefix": "HEADRACE_SIM"})
 @click.option("--servers", type=POSITIVE, default=2, show_default=True, help="How many servers.")
 @click.option(
     "--port",
@@ -192,7 +193,7 @@ ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="Tokens of a prompt per character.",
 )
-@click.option("--api-key", help="Key that requests must carry.", envvar="HEADRACE_SIM_API_KEY")
+@click.option("--api-key", help="Key that requests must carry.")
 @click.option(
     "--keep-alive",
     "keep_alive_s",
