@@ -48,6 +48,8 @@ class _Choice(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     tool_calls: Any = None
+    token_ids: list[int] | None = None
+    loss_mask: list[int] | None = None
 
 
 class _Completion(msgspec.Struct):
@@ -114,11 +116,17 @@ def recorded_line(line: bytes, manifest: int) -> bytes:
     return b"%b\t%d\n" % (line, manifest)
 
 
-def completion_line(row: bytes, manifest: int) -> bytes:
+def completion_line(row: bytes, manifest: int, *, token_ids: bool = False) -> bytes:
     """Make the line of a row of `shards/`.
 
+    Args:
+        row: JSON.
+        manifest: Number of the manifest that names its shard.
+        token_ids: Every choice must hold them: the run keeps them.
+
     Raises:
-        RowError: It is no such row, or its conversation does not end with its first choice.
+        RowError: It is no such row, its conversation does not end with its first choice, or its
+            token ids do not fit its loss mask or its usage.
     """
     try:
         found = _completions.decode(row)
@@ -126,8 +134,24 @@ def completion_line(row: bytes, manifest: int) -> bytes:
     except (msgspec.MsgspecError, ValueError) as error:
         raise RowError(_why(error, "it is no completion")) from error
     usage = found.usage
+    if token_ids:
+        _check_token_ids(found.choices, usage.completion_tokens)
     what = b"completed\t%d\t%d" % (usage.prompt_tokens, usage.completion_tokens)
     return _row_line(found, what, manifest, content=content)
+
+
+def _check_token_ids(choices: list[_Choice], generated: int) -> None:
+    masked = 0
+    for choice in choices:
+        ids, mask = choice.token_ids, choice.loss_mask
+        if ids is None or mask is None:
+            raise RowError("it holds no token ids, which the run keeps")
+        ones = sum(mask)
+        if len(ids) != len(mask) or mask != [0] * (len(mask) - ones) + [1] * ones:
+            raise RowError("its loss mask is not that of its token ids")
+        masked += ones
+    if masked != generated:
+        raise RowError("its loss masks do not cover the generated tokens of its usage")
 
 
 def failure_line(row: bytes, manifest: int) -> bytes:

@@ -103,6 +103,7 @@ def new_record(run: str, asked: Asked, *, output: str, rows: int, version: str) 
         request_timeout_s=asked.request_timeout_s,
         attempts=asked.attempts or 3,
         format=asked.format or "jsonl.zst",
+        keep_token_ids=asked.keep_token_ids or False,
     )
     return RunRecord(
         run=run,
@@ -166,6 +167,7 @@ def refuse_change(record: RunRecord, asked: Asked) -> None:
         ("request_timeout", params.request_timeout_s, asked.request_timeout_s),
         ("attempts", params.attempts, asked.attempts),
         ("format", params.format, asked.format),
+        ("keep_token_ids", params.keep_token_ids, asked.keep_token_ids),
         ("partitions", record.partitions, asked.partitions),
         ("endpoint_url", record.endpoint_url, asked.endpoint_url),
     ]

@@ -8,6 +8,7 @@ to disk; nothing grows with the run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -263,7 +264,7 @@ class _Prover:
         if loaded.rows is None:
             self._add("object", part.name, loaded.fault)
             return []
-        make = _maker(part.name)
+        make = _maker(part.name, token_ids=self._record.params.keep_token_ids)
         found = catalog.lines_of(loaded.rows)
         lines = list(self._lines(part.name, found, lambda row: make(row, number)))
         fault = fault_of(part, loaded, rows=len(found))
@@ -298,10 +299,12 @@ def _accepted(row: bytes) -> bytes:
     return accepted_line(*catalog.split_input_row(row))
 
 
-def _maker(name: str) -> Callable[[bytes, int], bytes]:
+def _maker(name: str, *, token_ids: bool) -> Callable[[bytes, int], bytes]:
     if name.startswith(names.KEYS):
         return recorded_line
-    return completion_line if name.startswith(names.SHARDS) else failure_line
+    if name.startswith(names.SHARDS):
+        return partial(completion_line, token_ids=token_ids)
+    return failure_line
 
 
 def _unproven(name: str, lines: Sequence[bytes]) -> Iterator[Finding]:

@@ -31,6 +31,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout_s: float | None = None
     attempts: int | None = None
     format: Literal["jsonl.zst", "parquet"] | None = None
+    keep_token_ids: bool | None = None
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ way back. Its lease is renewed until it has left them all.
     keeper     slots, leases, reaping, takeover                     watch    is the server there
                and working
     oddities noticing            answers that are nothing to train on, and who says so
-    sglang transport answers requests rows faults clamp             the wire, and whose fault it is
+    sglang transport answers requests rows faults clamp token_ids   the wire, and whose fault it is
     loads capacity probe                                            what a server says of itself
     sink partition batch unstorable                                 from stream to store
     simulator/ a stand-in for SGLang at the socket
@@ -47,6 +47,10 @@ Decisions (2026-11-30):
 * An answer's text is looked at where it comes in: a loop at its end is found exactly, in 2 us for
   4 KB; near-loops would take compression at 150 times that. Equal answers are those of the last
   4,096 of the same process.
+* Token ids are those that the server tells of its own request, whole answer by whole answer: a
+  server too old for that gets no job of the run, and ids that do not fit `usage` cost an attempt.
+  Tokenising anew, or asking /generate in place of chat, could give another sequence than the one
+  that was generated.
 
 `workers` is a name that other projects use too: give Headrace an environment of its own.
 """

@@ -21,7 +21,7 @@ _THINKING_BEGINS, _THINKING_ENDS = "<think>", "</think>"
 
 T = TypeVar("T")
 
-BadReason = Literal["bad_response", "aborted", "nan", "empty_output"]
+BadReason = Literal["bad_response", "aborted", "nan", "empty_output", "token_ids"]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class BadAnswerError(ValueError):
     """A 200 that is no completion.
 
     Attributes:
-        reason: bad_response, aborted, nan or empty_output.
+        reason: bad_response, aborted, nan, empty_output or token_ids.
         detail: What was found instead, at most `MESSAGE_CHARS`.
     """
 
@@ -121,13 +121,13 @@ _openai_decoder = msgspec.json.Decoder(_OpenAIAnswer)
 _generate_decoder = msgspec.json.Decoder(_GenerateAnswer | list[_GenerateAnswer])
 
 
-def read_answer(endpoint: Endpoint, body: bytes, *, token_ids: bool = False) -> Answer:
+def read_answer(endpoint: Endpoint, body: bytes, *, output_ids: bool = False) -> Answer:
     """Read the body of a 200.
 
     Args:
         endpoint: Which route it came from.
         body: The whole body.
-        token_ids: Keep the generated token ids that /generate sends unasked.
+        output_ids: Keep the generated token ids that /generate sends unasked.
 
     Raises:
         BadAnswerError: If it holds no completion: an error object, an abort, NaN, no choices,
@@ -137,7 +137,7 @@ def read_answer(endpoint: Endpoint, body: bytes, *, token_ids: bool = False) -> 
         items = _decode(_generate_decoder, body)
         answers = items if isinstance(items, list) else [items]
         choices = [
-            _generate_choice(index, each, body=body, token_ids=token_ids)
+            _generate_choice(index, each, body=body, output_ids=output_ids)
             for index, each in enumerate(answers)
         ]
         return _judged(choices, _generate_usage(answers), body)
@@ -177,13 +177,15 @@ def _openai_choice(index: int, found: _OpenAIChoice, *, endpoint: Endpoint) -> C
         tool_calls=message.tool_calls or None,
         matched_stop=found.matched_stop,
         logprobs=found.logprobs,
-        token_ids=found.token_ids or found.response_token_ids,
         prompt_token_ids=found.prompt_token_ids,
+        output_token_ids=(
+            found.response_token_ids if found.token_ids is None else found.token_ids
+        ),
     )
 
 
 def _generate_choice(
-    index: int, found: _GenerateAnswer, *, body: bytes, token_ids: bool
+    index: int, found: _GenerateAnswer, *, body: bytes, output_ids: bool
 ) -> Choice:
     if found.error is not None or found.meta_info is None or found.text is None:
         raise BadAnswerError("bad_response", error_text(body))
@@ -195,8 +197,10 @@ def _generate_choice(
         finish_reason=finish.type,
         matched_stop=finish.matched,
         logprobs=meta.output_token_logprobs,
-        token_ids=found.output_ids if token_ids else None,
-        prompt_token_ids=found.prompt_token_ids or meta.prompt_token_ids,
+        prompt_token_ids=(
+            meta.prompt_token_ids if found.prompt_token_ids is None else found.prompt_token_ids
+        ),
+        output_token_ids=found.output_ids if output_ids else None,
     )
 
 

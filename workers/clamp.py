@@ -47,11 +47,6 @@ def clamped_request(request: Request, status: int, body: bytes, *, rid: str) -> 
     else:
         members[limit_member(members)] = limit
     members["rid"] = msgspec.Raw(msgspec.json.encode(rid))
-    return Request(
-        endpoint=request.endpoint,
-        members=members,
-        rid=rid,
-        max_tokens=left,
-        fits_context=True,
-        clamped=True,
+    return msgspec.structs.replace(
+        request, members=members, rid=rid, max_tokens=left, clamped=True
     )

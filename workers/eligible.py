@@ -2,7 +2,7 @@
 
 A run is left out when its model is another than the server's: by `--model`, or by what its first
 server pinned (protocol.md §1). SGLang itself answers for any model name, so this is the only
-check.
+check. It is also left out when one of its prompts has shown that the server cannot serve it.
 """
 
 import logging
@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from common import connect
-from common.models import RunRecord
+from common.models import Claim, RunRecord
 from common.queue import Runs
 from common.queue.runs import unknown_run
 from workers.loads import ServerIdentity
@@ -53,6 +53,8 @@ class Eligible:
         self._records: dict[str, RunRecord] = {}
         # A run's uid -> what its first server pinned; that never changes.
         self._pinned: dict[str, dict[str, Any]] = {}
+        # A run's uid -> the server that cannot serve it, and why.
+        self._left_out: dict[str, tuple[ServerIdentity | None, str]] = {}
         # What `_fitting` was made from: the records and the server.
         self._judged: tuple[dict[str, RunRecord], ServerIdentity] | None = None
         self._fitting: list[str] = []
@@ -85,6 +87,22 @@ class Eligible:
             self._fitting = self._judge(records, identity)
             self._judged = (records, identity)
         return self._fitting
+
+    def leave_out(self, claim: Claim, identity: ServerIdentity | None, why: str) -> None:
+        """Claim nothing more of a run while the server is the one that it is.
+
+        A judgement that another thread is just making may miss it: the next one, a second later,
+        does not.
+
+        Args:
+            claim: Of the prompt that has shown it.
+            identity: The server as it says it is.
+            why: For people.
+        """
+        if self._left_out.get(claim.uid, (None, ""))[0] != identity:
+            log.error("no job of run %s is taken: %s", claim.run, why)
+        self._left_out[claim.uid] = (identity, why)
+        self._judged = None
 
     def stream_mark_bytes(self) -> int:
         """Say how much the streams may hold before claims stop: 2 GiB, or a quarter of Redis."""
@@ -120,6 +138,9 @@ class Eligible:
         return fitting
 
     def _misfit(self, record: RunRecord, identity: ServerIdentity) -> str:
+        server, why = self._left_out.get(record.uid, (None, ""))
+        if server == identity:
+            return f"run {record.run} gets no job taken here: {why}"
         asked = record.params.model
         if asked is not None and asked != identity.model:
             return (

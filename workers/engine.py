@@ -285,6 +285,9 @@ class Engine:
             self._core.rids.free_slot(job.slot)
             self._work_bell.ring()
         self._endings.settle(job, ended)
+        if isinstance(ended, Returned) and ended.misfit:
+            self._core.eligible.leave_out(claim, self._watch.identity, ended.misfit)
+            self._returns.add_ready()
         if isinstance(ended, Returned) and ended.fault:
             self._watch.report(ended.fault, config=ended.config)
             self._ramp.restart(time.monotonic())

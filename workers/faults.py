@@ -19,6 +19,9 @@
 `after_probe`. Other 4xx than a prompt can cause are read as configuration, because a mistake there
 stops the flow and says so, while the other way round it would fail every prompt of the run.
 
+Where the run keeps token ids, an answer that lacks them, or has other than its usage counts, is
+no completion: `token_ids`, charged.
+
 An answer without any text is a completion with the flag `empty` if tokens were generated (a model
 may end at once), or if none were asked for. Nothing at all for a request that asked for tokens is
 a server that cut the prompt to nothing: `empty_output`, charged.
@@ -37,6 +40,7 @@ import msgspec
 from common.errors import HeadraceError
 from workers.answers import Answer, BadAnswerError, read_answer
 from workers.requests import Request
+from workers.token_ids import with_token_ids
 from workers.tolerant import error_code, error_text
 
 
@@ -205,7 +209,9 @@ def _of_load(answer: ServerAnswer, text: str) -> Verdict:
 
 def _of_ok(request: Request, answer: ServerAnswer) -> Verdict:
     try:
-        found = read_answer(request.endpoint, answer.body, token_ids=request.keeps_token_ids)
+        found = read_answer(request.endpoint, answer.body, output_ids=request.reads_output_ids)
+        if request.keeps_token_ids:
+            found = with_token_ids(found, request)
     except BadAnswerError as error:
         return Verdict(
             kind=Kind.ANSWER, reason=error.reason, status=answer.status, message=error.detail

@@ -5,8 +5,9 @@ given only for the token limit. What the row brought is passed on byte for byte:
 raw JSON from the input to the server and into the result, so nothing can change a number's
 spelling, an image or a null on the way.
 
-Ours in every request: `stream` false, `rid`, an explicit token limit, and for the OpenAI routes
-`model`. `stream_options` goes with `stream`.
+Ours in every request: `stream` false, `rid`, an explicit token limit, for the OpenAI routes
+`model`, and in a run that keeps token ids the member that asks for them. `stream_options` goes
+with `stream`.
 """
 
 from collections.abc import Mapping
@@ -54,7 +55,14 @@ _GENERATE_TOP_LEVEL = {
 
 _GENERATE_SAMPLING = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 
-_FALSE = msgspec.Raw(b"false")
+_TOKEN_IDS: Mapping[Endpoint, str] = {
+    "chat": "return_token_ids",
+    "completions": "return_token_ids",
+    "generate": "return_prompt_token_ids",
+}
+"""Asks for the ids of prompt and answer; /generate tells those of the answer unasked."""
+
+_FALSE, _TRUE = msgspec.Raw(b"false"), msgspec.Raw(b"true")
 _encode = msgspec.json.encode
 
 
@@ -80,6 +88,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens: The limit that is sent; None when the row's own is no whole number.
         fits_context: The run asked for what the context leaves, so one smaller limit may follow.
         clamped: This is that second request.
+        keeps_token_ids: The run keeps them, so an answer without them is none.
     """
 
     endpoint: Endpoint
@@ -88,6 +97,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None
     fits_context: bool = False
     clamped: bool = False
+    keeps_token_ids: bool = False
 
     @property
     def path(self) -> str:
@@ -105,9 +115,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return {name: raw for name, raw in self.members.items() if name not in _NOT_PARAMS}
 
     @property
-    def keeps_token_ids(self) -> bool:
-        """Whether the row asks for the generated token ids."""
-        return bytes(self.members.get("return_token_ids", _FALSE)) == b"true"
+    def reads_output_ids(self) -> bool:
+        """Whether the run or the row asks for the generated token ids."""
+        own = self.members.get("return_token_ids", _FALSE)
+        return self.keeps_token_ids or bytes(own) == b"true"
 
 
 _prompt_decoder = msgspec.json.Decoder(RawPrompt)
@@ -156,12 +167,15 @@ def build_request(
     members.pop("stream_options", None)
     members["stream"] = _FALSE
     members["rid"] = msgspec.Raw(_encode(rid))
+    if params.keep_token_ids:
+        members[_TOKEN_IDS[prompt.endpoint]] = _TRUE
     return Request(
         endpoint=prompt.endpoint,
         members=members,
         rid=rid,
         max_tokens=limit,
         fits_context=fits_context,
+        keeps_token_ids=params.keep_token_ids,
     )
 
 

@@ -29,6 +29,7 @@ from workers.rows import (
     completion_row,
     failure_row,
 )
+from workers.token_ids import lacking
 
 ATTEMPT_PAUSE_S = 0.2
 """Between a charged attempt and the next, so that a quick fault does not spin."""
@@ -41,11 +42,13 @@ class Returned(msgspec.Struct, frozen=True):
         died: The server died with it.
         fault: What is wrong with the server, for people; empty when nothing is.
         config: The fault is one of configuration: stop claiming and say so.
+        misfit: Why this server can serve no more of the prompt's run; empty as a rule.
     """
 
     died: bool = False
     fault: str = ""
     config: bool = False
+    misfit: str = ""
 
 
 class Server(Protocol):
@@ -117,7 +120,7 @@ class Prompter:
         except ValueError as error:
             verdict = Verdict(kind=Kind.PROMPT, reason="unreadable", message=str(error))
             return failed(job.claim, verdict, attempts=None, server=self.server.origin.server)
-        return await serving.run()
+        return serving.misfit() or await serving.run()
 
 
 class _Serving:
@@ -151,6 +154,11 @@ class _Serving:
             ended = self._end(verdict, outcome) or await self._go_on(verdict)
             if ended is not None:
                 return ended
+
+    def misfit(self) -> Returned | None:
+        """Refuse what a server of this version could not answer, before anything is asked."""
+        why = lacking(self._request, self._server.origin.server_version)
+        return Returned(misfit=why) if why else None
 
     def _build(self) -> Request:
         return build_request(

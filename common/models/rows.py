@@ -23,7 +23,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         index: From 0.
         content: Text; None where the server gave none (tool calls, cut thinking).
         finish_reason: stop, length, tool_calls … as the server says.
-        logprobs, token_ids, prompt_token_ids: Only when the row asked for them.
+        token_ids: Only with `--keep-token-ids`: as the engine used them, those of the whole prompt
+            (chat template, tools and placeholders of images included), then those that it made
+            (thinking, the matched stop text or end token included, whatever `content` leaves out).
+        loss_mask: As long as `token_ids`: 0 for the prompt's, 1 for those that it made.
+        logprobs, prompt_token_ids, output_token_ids: Only when the row itself asked for them.
     """
 
     index: NonNegativeInt
@@ -33,8 +37,10 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_calls: list[Any] | None = None
     matched_stop: Any = None
     logprobs: Any = None
-    token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    output_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    loss_mask: list[Literal[0, 1]] | None = None
 
 
 class CompletionRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         request_timeout_s: Time limit of one attempt; None derives it from max_tokens (≥ 600).
         attempts: Attempts within a try before a prompt fails.
         format: What shards are written as.
+        keep_token_ids: Every choice of a row holds the token ids of its prompt and of itself, and
+            the loss mask.
     """
 
     max_tokens: PositiveInt | Literal["context"] | None = None
@@ -27,6 +29,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     attempts: PositiveInt = 3
     format: Literal["jsonl.zst", "parquet"] = "jsonl.zst"
+    keep_token_ids: bool = False
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Keep a shard as Parquet: for readers that stream from s3:// and take no compressed JSON lines.
 
-Flat columns and `messages` for training, and beside them `row`: the very JSON line that a
+Flat columns and `messages` for training (`token_ids` and `loss_mask` where the run keeps token
+ids), and beside them `row`: the very JSON line that a
 .jsonl.zst shard would hold. So nothing of a row is lost to a schema, its hash is the same in both
 formats, and whoever reads a shard back (export, verify, a rebuild) gets the same bytes.
 
@@ -24,6 +25,8 @@ class _Choice(msgspec.Struct, frozen=True):
     content: str | None = None
     reasoning_content: str | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    loss_mask: list[int] | None = None
 
 
 class _Usage(msgspec.Struct, frozen=True):
@@ -74,6 +77,10 @@ def to_parquet(rows: Sequence[bytes]) -> bytes:
         "completion_tokens": (number, [row.usage.completion_tokens for row in decoded]),
         "row": (text, [row.decode() for row in rows]),
     }
+    # All rows of a run have them or none has, so all its shards have the same columns.
+    if any(choice.token_ids is not None for choice in first):
+        columns["token_ids"] = (arrow.list_(number), [each.token_ids for each in first])
+        columns["loss_mask"] = (arrow.list_(arrow.int8()), [each.loss_mask for each in first])
     table = arrow.table(
         {name: arrow.array(values, kind) for name, (kind, values) in columns.items()}
     )

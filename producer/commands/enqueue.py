@@ -85,6 +85,12 @@ def _tokens(value: str) -> int | Literal["context"]:
 @click.option(
     "--format", "row_format", type=click.Choice(["jsonl.zst", "parquet"]), help="Of results."
 )
+@click.option(
+    "--keep-token-ids",
+    is_flag=True,
+    default=None,
+    help="Results hold the token ids of prompt and answer and a loss mask; kept by the run.",
+)
 @click.option("--priority", type=click.IntRange(-9, 9), default=0, help="Higher runs go first.")
 @click.option(
     "--window",
@@ -115,11 +121,17 @@ def command(**flags: Any) -> int:
     A stored conversation that ends with an assistant turn is one request: its last answer is
     dropped and asked for again.
 
+    --keep-token-ids adds to each choice of the results `token_ids`, as the engine used them (the
+    prompt's, then the generated ones), and `loss_mask`, 1 for each that was generated. Chat and
+    completions need SGLang 0.5.17, /generate 0.5.13, `input_ids` none in particular; an older
+    server gets no job.
+
     \b
     Example:
         producer enqueue prompts.jsonl --output s3://bucket/prefix --max-tokens 4096
         producer enqueue prompts.jsonl --output out --max-tokens 4096 --limit 200
         zcat *.jsonl.gz | producer enqueue - --run all --output out --max-tokens context
+        producer enqueue chats.jsonl --output out --max-tokens 4096 --keep-token-ids
     """
     files: tuple[str, ...] = flags["files"]
     request = Request(
@@ -173,6 +185,7 @@ def _asked(flags: dict[str, Any]) -> Asked:
         request_timeout_s=flags["request_timeout"],
         attempts=flags["attempts"],
         format=flags["row_format"],
+        keep_token_ids=flags["keep_token_ids"],
     )
 
 

@@ -259,6 +259,7 @@ def test_other_parameters_are_a_conflict_with_both_values_and_none_are_inherited
         (["--output", "elsewhere"], ["output", "/out", "elsewhere"]),
         (["--attempts", "5"], ["attempts", "3", "5"]),
         (["--param", "top_a=1"], ["top_a", "not set", "1"]),
+        (["--keep-token-ids"], ["keep_token_ids", "false", "true"]),
     ],
 )
 def test_what_a_run_was_created_with_stays(

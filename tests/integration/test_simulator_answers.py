@@ -262,6 +262,71 @@ def test_a_native_answer_has_the_recorded_shape(client: httpx.Client, version: s
     assert reply.json()["meta_info"]["finish_reason"] == {"type": "length", "length": 8}
 
 
+TOKEN_IDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": user("hi"), "n": 2, "return_token_ids": True}),
+    "completions": (COMPLETIONS, {"prompt": "one", "return_token_ids": True}),
+    "generate": (
+        GENERATE,
+        {
+            "text": "one",
+            "sampling_params": {"max_new_tokens": 8},
+            "return_prompt_token_ids": True,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOKEN_IDS)
+def test_token_ids_have_the_recorded_place_and_shape(newest: httpx.Client, name: str) -> None:
+    recorded = sample("0.5.23", f"{name}_token_ids.json").json
+    if name == "generate":
+        recorded["meta_info"] = without(recorded["meta_info"], *NOT_SIMULATED)
+    path, body = TOKEN_IDS[name]
+
+    came = newest.post(path, json={"max_tokens": 8, **body}).json()
+
+    if name == "chat":
+        # The recorded server had a reasoning parser, and so this kind of usage.
+        for choice in recorded["choices"]:
+            choice["message"]["reasoning_content"] = None
+        recorded["usage"]["completion_tokens_details"] = None
+    assert shape(came) == shape(recorded)
+    assert [list(each) for each in members(came)] == [list(each) for each in members(recorded)]
+
+
+def members(answer: Any) -> list[Any]:
+    choices: list[Any] = answer.get("choices") or [answer]
+    return choices
+
+
+@pytest.mark.parametrize(
+    ("version", "chat", "completion", "native"),
+    [
+        ("0.5.12.post1", set(), set(), set()),
+        ("0.5.13", {"prompt_token_ids"}, set(), {"prompt_token_ids"}),
+        ("0.5.16", {"prompt_token_ids"}, set(), {"prompt_token_ids"}),
+        ("0.5.17", {"prompt_token_ids", "token_ids"}, {"prompt_token_ids", "token_ids"},
+         {"prompt_token_ids"}),
+        ("0.5.18", {"prompt_token_ids", "response_token_ids"}, {"prompt_token_ids", "token_ids"},
+         {"prompt_token_ids"}),
+    ],
+)  # fmt: skip
+def test_each_version_tells_the_token_ids_that_it_has(
+    version: str, chat: set[str], completion: set[str], native: set[str]
+) -> None:
+    ask = {"return_token_ids": True, "return_prompt_token_ids": True}
+    with SimulatorProcess(**OPTIONS, sglang_version=version) as simulator:
+        url = simulator.urls[0]
+        one = HTTP.post(url + CHAT, json={"messages": user("hi"), "max_tokens": 4, **ask}).json()
+        two = HTTP.post(url + COMPLETIONS, json={"prompt": "one", "max_tokens": 4, **ask}).json()
+        three = HTTP.post(url + GENERATE, json={"text": "one", **ask}).json()
+
+    found = [one["choices"][0], two["choices"][0], three]
+    told = [{name for name in each if name.endswith("token_ids")} for each in found]
+    assert told == [chat, completion, native]
+    assert all(len(each.get("prompt_token_ids", "abc")) in {2, 3} for each in found)
+
+
 def test_a_native_batch_is_answered_with_a_list(newest: httpx.Client) -> None:
     reply = newest.post(
         GENERATE,

@@ -1,6 +1,7 @@
 """A run whose shards are Parquet: the same rows, byte for byte, and columns to train on."""
 
 import importlib.util
+import io
 from pathlib import Path
 
 import msgspec
@@ -112,3 +113,15 @@ def test_a_run_in_jsonl_needs_no_pyarrow(redis_client: "redis.Redis", tmp_path: 
 
     assert drain(run_sink(world)) is Standing.COMPLETED
     assert all(found.name.endswith(".jsonl.zst") for found in world.store.list(names.SHARDS))
+
+
+def test_token_ids_have_columns_in_a_run_that_keeps_them(world: World) -> None:
+    with_ids = msgspec.json.decode(world.result(0).row)
+    with_ids["choices"] = [{"token_ids": [5, 6, 151_645], "loss_mask": [0, 0, 1]}]
+    plain = world.result(1).row
+
+    read = importlib.import_module("pyarrow.parquet").read_table
+    kept = read(io.BytesIO(to_parquet([msgspec.json.encode(with_ids)])))
+    assert kept.column("token_ids").to_pylist() == [[5, 6, 151_645]]
+    assert kept.column("loss_mask").to_pylist() == [[0, 0, 1]]
+    assert "token_ids" not in read(io.BytesIO(to_parquet([plain]))).column_names

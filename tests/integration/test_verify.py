@@ -287,6 +287,51 @@ def test_choices_that_are_not_the_end_of_their_conversation_are_found(
     assert "does not end with its first choice" in verify(run).out
 
 
+def test_a_run_that_keeps_token_ids_is_ok_with_them(store: DirectoryStore) -> None:
+    assert verify(FinishedRun(store, token_ids=True)).code == 0
+
+
+def one_more_masked(choice: dict[str, Any]) -> None:
+    choice["loss_mask"][2] = 1
+
+
+def mask_too_short(choice: dict[str, Any]) -> None:
+    choice["loss_mask"].pop(0)
+
+
+def mask_moved(choice: dict[str, Any]) -> None:
+    choice["loss_mask"] = choice["loss_mask"][::-1]
+
+
+def without_ids(choice: dict[str, Any]) -> None:
+    del choice["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (one_more_masked, "loss masks do not cover the generated tokens"),
+        (mask_too_short, "loss mask is not that of its token ids"),
+        (mask_moved, "loss mask is not that of its token ids"),
+        (without_ids, "holds no token ids, which the run keeps"),
+    ],
+)
+def test_token_ids_that_do_not_fit_are_found_though_all_hashes_were_mended(
+    store: DirectoryStore, spoil: Callable[[dict[str, Any]], None], words: str
+) -> None:
+    run = FinishedRun(store, token_ids=True)
+
+    def spoilt(rows: Rows) -> Rows:
+        first = row(rows, 0)
+        spoil(first["choices"][0])
+        return [packed(first), *rows[1:]]
+
+    run.tamper(2, "shard", spoilt, mend=True)
+
+    assert kinds(run)["altered"] == 1
+    assert words in verify(run).out
+
+
 def test_swapped_keys_are_found_though_all_hashes_were_mended(store: DirectoryStore) -> None:
     run = FinishedRun(store)
 

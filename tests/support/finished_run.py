@@ -46,6 +46,7 @@ class FinishedRun:
         batch: Results a shard.
         fails: Numbers of the prompts that fail.
         leave_out: How many have no result yet.
+        token_ids: The run keeps them.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class FinishedRun:
         fails: Sequence[int] = (),
         leave_out: int = 0,
         endpoint: Endpoint = "chat",
+        token_ids: bool = False,
     ) -> None:
         store.probe()
         self.store = store
@@ -65,7 +67,7 @@ class FinishedRun:
         self.record = RunRecord(
             run=RUN,
             uid=UID,
-            params=Params(max_tokens=64),
+            params=Params(max_tokens=64, keep_token_ids=token_ids),
             output=store.url,
             created_at=WHEN,
         )
@@ -157,8 +159,12 @@ class FinishedRun:
     def _row(self, claim: Claim, number: int, tokens: int) -> bytes:
         raw = read_prompt(claim.prompt)
         text = f"answer {number} " + "word " * (number % 7)
+        choice = Choice(index=0, content=text, finish_reason="stop")
+        if self.record.params.keep_token_ids:
+            ids, mask = list(range(3 + tokens)), [0] * 3 + [1] * tokens
+            choice = msgspec.structs.replace(choice, token_ids=ids, loss_mask=mask)
         answer = Answer(
-            choices=[Choice(index=0, content=text, finish_reason="stop")],
+            choices=[choice],
             usage=Usage(prompt_tokens=3, completion_tokens=tokens),
             empty=False,
             truncated=False,

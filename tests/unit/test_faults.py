@@ -209,11 +209,11 @@ def test_two_choices_stay_two_and_their_tokens_are_counted_once() -> None:
 
 
 def test_a_generate_list_sums_its_answers_and_counts_the_prompt_once() -> None:
-    found = read_answer("generate", ANSWERS["batch"]["body"].encode(), token_ids=True)
+    found = read_answer("generate", ANSWERS["batch"]["body"].encode(), output_ids=True)
 
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (3, 8)
     assert found.choices[1].content == "IS NNTPORT27"
-    assert found.choices[1].token_ids == [777, 3051, 1818, 3687]
+    assert found.choices[1].output_token_ids == [777, 3051, 1818, 3687]
 
 
 def test_token_ids_of_generate_are_kept_only_when_asked_for() -> None:
@@ -222,9 +222,9 @@ def test_token_ids_of_generate_are_kept_only_when_asked_for() -> None:
     asked = classify(request("generate", return_token_ids=True), body).answer
 
     assert plain is not None
-    assert plain.choices[0].token_ids is None
+    assert plain.choices[0].output_token_ids is None
     assert asked is not None
-    assert asked.choices[0].token_ids == [2010, 2896, 2101, 213, 1629, 2804, 1228, 1069]
+    assert asked.choices[0].output_token_ids == [2010, 2896, 2101, 213, 1629, 2804, 1228, 1069]
 
 
 def test_cached_tokens_are_counted() -> None:

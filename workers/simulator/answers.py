@@ -14,6 +14,8 @@ CHARS_PER_TOKEN = 4
 # Share of an answer's tokens that a reasoning model spends on thinking.
 _THINKING = 0.6
 _EOS = 151645
+# First version whose chat choices call the answer's ids `response_token_ids`.
+RENAMED_VERSION = (0, 5, 18)
 
 
 class Outcome(NamedTuple):
@@ -78,6 +80,7 @@ class AnswerWriter:
         plan, tokens = request.plan, outcome.tokens
         matched = quote(outcome.matched)
         thought = self._thought(request, outcome) if plan.thinking else 0
+        prompt_ids = _prompt_ids(request)
         choices = []
         for choice in range(plan.choices):
             content, reasoning = self.content(request, tokens, choice), "null"
@@ -87,15 +90,17 @@ class AnswerWriter:
             choices.append(
                 f'{{"index":{choice},"message":{{"role":"assistant","content":{content}'
                 f',"reasoning_content":{reasoning}{self._tail}}},"logprobs":null'
-                f',"finish_reason":"{outcome.reason}","matched_stop":{matched}}}'
+                f',"finish_reason":"{outcome.reason}","matched_stop":{matched}'
+                f"{prompt_ids}{self._output_ids(request, outcome, choice)}}}"
             )
         return self._openai(request, outcome, "chat.completion", choices, thought)
 
     def _completions(self, request: OpenRequest, outcome: Outcome) -> str:
-        matched = quote(outcome.matched)
+        matched, prompt_ids = quote(outcome.matched), _prompt_ids(request)
         choices = [
             f'{{"index":{choice},"text":{self.content(request, outcome.tokens, choice)}'
-            f',"logprobs":null,"finish_reason":"{outcome.reason}","matched_stop":{matched}}}'
+            f',"logprobs":null,"finish_reason":"{outcome.reason}","matched_stop":{matched}'
+            f"{self._output_ids(request, outcome, choice)}{prompt_ids}}}"
             for choice in range(request.plan.choices)
         ]
         return self._openai(request, outcome, "text_completion", choices, 0)
@@ -118,6 +123,13 @@ class AnswerWriter:
             f',"metadata":{{"weight_version":"default"{versions}}}}}'
         )
 
+    def _output_ids(self, request: OpenRequest, outcome: Outcome, choice: int) -> str:
+        if not request.plan.output_ids:
+            return ""
+        named = request.api == "chat" and self._settings.version >= RENAMED_VERSION
+        ids = text.token_ids(request.ident.digest, outcome.tokens, choice=choice)
+        return f',"{"response_token_ids" if named else "token_ids"}":[{ids}]'
+
     def _thought(self, request: OpenRequest, outcome: Outcome) -> int:
         """Tokens of thinking: all of them when max_tokens cut the answer before it began."""
         return min(max(round(request.natural_tokens * _THINKING), 1), outcome.tokens)
@@ -131,19 +143,30 @@ class AnswerWriter:
         rids = request.plan.rids
         rid = rids[choice] if choice < len(rids) else request.ident.rid
         latency = time.monotonic() - request.arrived_s
+        ids = text.token_ids(request.ident.digest, outcome.tokens, choice=choice)
         now = time.time()
         span = f'{{"version":"default","start":0,"end":{outcome.tokens}}}'
         versions = f',"weight_versions":[{span}]' if self._new else ""
         return (
             f'{{"text":{self.content(request, outcome.tokens, choice)}'
-            f',"output_ids":[{text.token_ids(request.ident.digest, outcome.tokens)}]'
+            f',"output_ids":[{ids}]'
             f',"meta_info":{{"id":{quote(rid)},"finish_reason":{_finish_reason(outcome)}'
             f',"prompt_tokens":{request.plan.prompt_tokens},"weight_version":"default"'
             f',"num_retractions":{request.retractions},"reasoning_tokens":0'
             f',"completion_tokens":{outcome.tokens},"cached_tokens":0{versions}'
             f',"cached_tokens_details":null,"dp_rank":null,"e2e_latency":{latency}'
-            f',"request_received_ts":{now - latency},"response_sent_to_client_ts":{now}}}}}'
+            f',"request_received_ts":{now - latency},"response_sent_to_client_ts":{now}}}'
+            f"{_prompt_ids(request)}}}"
         )
+
+
+def _prompt_ids(request: OpenRequest) -> str:
+    plan = request.plan
+    if not plan.prompt_ids:
+        return ""
+    ids = ",".join(map(str, plan.own_ids))
+    ids = ids or text.token_ids(request.ident.digest[4:], plan.prompt_tokens)
+    return f',"prompt_token_ids":[{ids}]'
 
 
 def _finish_reason(outcome: Outcome) -> str:

@@ -36,6 +36,9 @@ _DEFAULT_GENERATE_TOKENS = 128
 # First version with the strict gate for sampling_params, and with the newer wordings.
 GATE_VERSION = (0, 5, 22)
 NEW_VERSION = (0, 5, 13)
+# First versions that tell the prompt's token ids (chat, /generate) and the answer's (/v1).
+PROMPT_IDS_VERSION = (0, 5, 13)
+TOKEN_IDS_VERSION = (0, 5, 17)
 
 
 class Plan(NamedTuple):
@@ -50,6 +53,8 @@ class Plan(NamedTuple):
         batch: Whether /generate must answer with a list.
         ignore_eos: Whether the answer runs to max_tokens.
         thinking: Whether a reasoning model would think first.
+        prompt_ids, output_ids: Whether the answer tells the token ids of the prompt, and its own.
+        own_ids: The prompt, where it is token ids.
     """
 
     rids: tuple[str, ...]
@@ -61,6 +66,9 @@ class Plan(NamedTuple):
     batch: bool
     ignore_eos: bool
     thinking: bool
+    prompt_ids: bool = False
+    output_ids: bool = False
+    own_ids: tuple[int, ...] = ()
 
 
 def read_plan(api: Api, body: Body, settings: Settings) -> Plan | Reply:
@@ -88,6 +96,10 @@ def _openai(api: Api, body: Body, settings: Settings) -> Plan | Reply:
         length, choices = _prompt_length(body["prompt"])
         max_tokens = _DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens
     template = body.get("chat_template_kwargs") or {}
+    output_ids = _asks(body, "return_token_ids", settings, TOKEN_IDS_VERSION)
+    prompt_ids = api == "chat" and _asks(
+        body, "return_prompt_token_ids", settings, PROMPT_IDS_VERSION
+    )
     rid = body.get("rid")
     plan = Plan(
         rids=(rid,) if isinstance(rid, str) else tuple(rid or ()),
@@ -99,6 +111,9 @@ def _openai(api: Api, body: Body, settings: Settings) -> Plan | Reply:
         batch=False,
         ignore_eos=bool(body.get("ignore_eos")),
         thinking=settings.reasoning and template.get("enable_thinking") is not False,
+        prompt_ids=prompt_ids or output_ids,
+        output_ids=output_ids,
+        own_ids=_ids(body.get("prompt")),
     )
     return _fit(api, plan, settings)
 
@@ -131,6 +146,9 @@ def _generate(body: Body, settings: Settings) -> Plan | Reply:
         batch=choices > 1 or _is_batch(source),
         ignore_eos=bool(params.get("ignore_eos")),
         thinking=False,
+        prompt_ids=_asks(body, "return_prompt_token_ids", settings, PROMPT_IDS_VERSION),
+        output_ids=True,
+        own_ids=_ids(source),
     )
     return _fit("generate", plan, settings)
 
@@ -197,6 +215,15 @@ def _chat_length(messages: list[Any]) -> int:
         elif isinstance(content, list):
             total += sum(len(part.get("text") or "") for part in content)
     return total
+
+
+def _asks(body: Body, name: str, settings: Settings, since: tuple[int, ...]) -> bool:
+    return bool(body.get(name)) and settings.version >= since
+
+
+def _ids(source: Any) -> tuple[int, ...]:
+    flat = isinstance(source, list) and not _is_batch(source)
+    return tuple(source) if flat else ()
 
 
 def _is_batch(source: object) -> bool:

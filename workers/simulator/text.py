@@ -54,10 +54,10 @@ def answer_text(digest: str, size: int, *, choice: int = 0) -> str:
     return head + body
 
 
-def token_ids(digest: str, count: int) -> str:
+def token_ids(digest: str, count: int, *, choice: int = 0) -> str:
     """Write `count` token ids with commas between, each 1000..9999."""
     text = _id_text()
-    start = int(digest[:4], 16) % _IDS * _ID_CHARS
+    start = (int(digest[:4], 16) + choice * 7_919) % _IDS * _ID_CHARS
     whole, rest = divmod(count, _IDS)
     ids = text[: _IDS * _ID_CHARS] * whole + text[start : start + rest * _ID_CHARS]
     return ids[:-1]
