@@ -14,5 +14,9 @@ a prompt is its key.
     peek harmless              a few results to look at, in bounded reads; nothing acts on a screen
     verify export status …     what a user asks; verify and export read the store alone
 
+Samples (`--samples N`) are no parameter of the run: a row is read, checked and spooled once, and
+becomes N prompts when it is given out. So a larger N later adds what is missing, and a smaller one
+takes nothing away. A row's samples stand side by side, which a server's prefix cache likes.
+
 `producer` and `workers` do not know each other; both know `common`.
 """

@@ -287,4 +287,5 @@ def _sliced(group: list[SpooledPrompt], known: Sequence[int]) -> Iterator[list[S
 def _named(prompt: SpooledPrompt) -> str:
     row = _decode_prompt(prompt.prompt)
     source = shown(row.source or "-")
-    return f"id {bytes(row.id).decode()}, {source} line {row.line}"
+    sample = f" sample {row.sample}" if row.sample else ""
+    return f"id {bytes(row.id).decode()}{sample}, {source} line {row.line}"

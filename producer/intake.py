@@ -31,7 +31,8 @@ class Reading(msgspec.Struct, kw_only=True):
 
     Attributes:
         source: The files as they were named.
-        ok: Distinct prompts.
+        ok: Distinct rows that were accepted.
+        samples: Prompts that each of them becomes.
         rejects: The first KEPT_REJECTS of them.
         answered: Rows of `messages` that end with an assistant turn and are sent as they are.
         unsent: Members of plain rows that are kept with the prompt and not sent -> rows.
@@ -41,6 +42,7 @@ class Reading(msgspec.Struct, kw_only=True):
     source: str
     lines_read: int = 0
     ok: int = 0
+    samples: int = 1
     duplicates: int = 0
     blank: int = 0
     rejected: int = 0
@@ -48,6 +50,11 @@ class Reading(msgspec.Struct, kw_only=True):
     answered: int = 0
     unsent: dict[str, int] = {}
     refused: str = ""
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts the accepted rows are."""
+        return self.ok * self.samples
 
     @property
     def problem(self) -> str:
@@ -101,6 +108,7 @@ class Intake:
         rules: What the flags say about rows.
         folder: A temporary folder, for the spool and the rejects.
         limit: Stop after so many accepted rows.
+        samples: Prompts that each row becomes.
     """
 
     def __init__(
@@ -111,14 +119,16 @@ class Intake:
         run: str,
         folder: Path,
         limit: int | None = None,
+        samples: int = 1,
     ) -> None:
         self._files = files
         self._rules = rules
         self._limit = limit
-        self.spool = Spool(run, folder)
+        self.spool = Spool(run, folder, samples=samples)
         self.rejected_path = folder / "rejected"
         self._rejected_file: BinaryIO | None = None
-        self._reading = Reading(source=", ".join(shown(name) for name in files), rejects=[])
+        source = ", ".join(shown(name) for name in files)
+        self._reading = Reading(source=source, samples=samples, rejects=[])
 
     def read(self, meter: Meter) -> Reading:
         """Read all files and settle which rows repeat another.
@@ -133,7 +143,7 @@ class Intake:
         try:
             self._read_files(checker, meter)
         except FileRefusedError as error:
-            return _refused(reading.source, error)
+            return _refused(reading, error)
         self.spool.finish()
         self._reject_conflicts()
         if self._rejected_file is not None:
@@ -144,7 +154,7 @@ class Intake:
                 f"no row of {reading.source} has a member {field!r}: correct --id-field, or leave "
                 "it out to name rows by their content"
             )
-        reading.ok = self.spool.prompts
+        reading.ok = self.spool.distinct
         reading.duplicates = self.spool.duplicates
         reading.lines_read = reading.ok + reading.duplicates + reading.blank + reading.rejected
         reading.answered = checker.answered
@@ -153,7 +163,12 @@ class Intake:
 
     def _read_files(self, checker: RowChecker, meter: Meter) -> None:
         for number, source in enumerate(self._files):
-            reader = FileReader(source, checker, on_reject=self._reject)
+            reader = FileReader(
+                source,
+                checker,
+                on_reject=self._reject,
+                on_read=lambda done: meter.show(self.spool.rows, part=done),
+            )
             name = "" if source == STDIN else Path(source).name
             left = None if self._limit is None else self._limit - self.spool.rows
             taken = 0
@@ -211,11 +226,18 @@ def _named(reject: Reject) -> str:
     return f" (id {text})"
 
 
-def _refused(source: str, error: FileRefusedError) -> Reading:
+def _refused(reading: Reading, error: FileRefusedError) -> Reading:
     reject = Reject(
         line=None, id=None, reason=error.reason, message=error.message, source=error.source
     )
-    return Reading(source=source, lines_read=1, rejected=1, rejects=[reject], refused=str(error))
+    return Reading(
+        source=reading.source,
+        samples=reading.samples,
+        lines_read=1,
+        rejected=1,
+        rejects=[reject],
+        refused=str(error),
+    )
 
 
 def place_rejects(path: Path, files: Sequence[str], *, run: str) -> Path:

@@ -58,7 +58,7 @@ class Call:
             request.run,
             request.asked,
             output=joined.store.url,
-            rows=outcome.reading.ok,
+            rows=outcome.reading.prompts,
             version=request.version,
         )
         feeder = self._feeder(record, intake)
@@ -180,7 +180,7 @@ class Call:
         if revived or request.keep_open:
             inputs.store.delete(names.SUCCESS)
         if revived or standing.queued:
-            self._pass_two(feeder, inputs, rows=outcome.reading.ok, rewrite=lost)
+            self._pass_two(feeder, inputs, rows=outcome.reading.prompts, rewrite=lost)
         else:
             _count_only(feeder.fed, standing)
         if lost:
@@ -200,7 +200,7 @@ class Call:
         if record is None:
             raise StateLostError(f"Redis has lost run {outcome.run!r} meanwhile: call this again")
         report = queue_lost(self._client, store, record)
-        fed, stands = outcome.fed, feeder.again(outcome.reading.ok, meter=self._meter)
+        fed, stands = outcome.fed, feeder.again(outcome.reading.prompts, meter=self._meter)
         ended = fed.completed + fed.failed + fed.cancelled
         fed.completed, fed.failed = stands.completed, stands.failed
         fed.cancelled = stands.cancelled

@@ -13,7 +13,14 @@ def read(
     request: Request, rules: RowRules, folder: Path, *, meter: MeterFor
 ) -> tuple[Outcome, Intake]:
     """Carry out pass 1; exit code 3 in the outcome says that nothing may be queued."""
-    intake = Intake(request.files, rules, run=request.run, folder=folder, limit=request.limit)
+    intake = Intake(
+        request.files,
+        rules,
+        run=request.run,
+        folder=folder,
+        limit=request.limit,
+        samples=request.samples,
+    )
     with meter("reading", _size_bytes(request.files)) as bar:
         reading = intake.read(bar)
     outcome = Outcome(run=request.run, reading=reading, notes=[])

@@ -42,6 +42,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         rules: How rows are read; what the run has is filled in from its record.
         redis: Address as given, None for the environment's.
         window: Most requests of the run in Redis, None for what the run has.
+        limit: Only the first rows, before they become samples.
+        samples: Prompts that each row becomes; sample s sends seed + s.
     """
 
     files: tuple[str, ...]
@@ -50,6 +52,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     asked: Asked
     redis: str | None = None
     limit: int | None = None
+    samples: int = 1
     skip_invalid: bool = False
     accept_changes: bool = False
     retry_failed: bool = False

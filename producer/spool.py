@@ -32,6 +32,13 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Prompt).decode
 
 
+class _Id(msgspec.Struct):
+    id: msgspec.Raw
+
+
+_decode_id = msgspec.json.Decoder(_Id).decode
+
+
 class SpooledPrompt(NamedTuple):
     """One distinct prompt: key (16 bytes), fingerprint (8 bytes), JSON of a `Prompt`."""
 
@@ -58,12 +65,20 @@ class Conflict(NamedTuple):
 class Spool:
     """Accepted prompts in the order of their files and lines.
 
+    A row is kept once, however many samples are asked of it: they differ in their number and key.
+
+    Args:
+        run: Name of the run.
+        folder: Where it may write.
+        samples: Prompts that each distinct row becomes, one after the other.
+
     Attributes:
         rows: How many were taken.
     """
 
-    def __init__(self, run: str, folder: Path) -> None:
+    def __init__(self, run: str, folder: Path, *, samples: int = 1) -> None:
         self.rows = 0
+        self._samples = samples
         self._run = run
         self._path = folder / "rows"
         self._repeats = Repeats(folder)
@@ -140,9 +155,14 @@ class Spool:
         return self._repeats.counts[Kind.CONFLICT]
 
     @property
-    def prompts(self) -> int:
-        """How many distinct prompts `batches` gives."""
+    def distinct(self) -> int:
+        """How many rows neither repeat nor contradict an earlier one."""
         return self.rows - self.duplicates - self.conflicts
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts `batches` gives: each sample of a distinct row is one."""
+        return self.distinct * self._samples
 
     def batches(self) -> Iterator[list[SpooledPrompt]]:
         """Give the distinct prompts in order, about BATCH_ROWS at a time, fewer when they are big.
@@ -151,19 +171,36 @@ class Spool:
         """
         batch: list[SpooledPrompt] = []
         size = 0
-        for _, prompt, finding in self._judged():
-            if finding is None:
-                batch.append(prompt)
-            elif finding.kind is Kind.OCCURRENCE:
-                batch.append(self._numbered(prompt, finding.value))
-            else:
-                continue
+        for prompt in self._prompts():
+            batch.append(prompt)
             size += len(prompt.prompt)
             if len(batch) >= BATCH_ROWS or size >= _BATCH_BYTES:
                 yield batch
                 batch, size = [], 0
         if batch:
             yield batch
+
+    def _prompts(self) -> Iterator[SpooledPrompt]:
+        for _, prompt, finding in self._judged():
+            if finding is None:
+                found = prompt
+            elif finding.kind is Kind.OCCURRENCE:
+                found = self._numbered(prompt, finding.value)
+            else:
+                continue
+            yield found
+            if self._samples > 1:
+                yield from self._further_samples(found)
+
+    def _further_samples(self, first: SpooledPrompt) -> Iterator[SpooledPrompt]:
+        id_json = bytes(_decode_id(first.prompt).id)
+        for sample in range(1, self._samples):
+            yield SpooledPrompt(
+                key_of(self._run, id_json, sample),
+                first.fingerprint,
+                # The first one's JSON leaves the number out, as it does every default.
+                b'%b,"sample":%d}' % (first.prompt[:-1], sample),
+            )
 
     def conflicting(self) -> Iterator[Conflict]:
         """Give the rows that are left out because an earlier one has their id, in order."""

@@ -24,6 +24,8 @@ def as_json(outcome: Outcome) -> str:
         "source": reading.source,
         "lines_read": reading.lines_read,
         "ok": reading.ok,
+        "samples": reading.samples,
+        "prompts": reading.prompts,
         "duplicates": reading.duplicates,
         "blank": reading.blank,
         "rejected": reading.rejected,
@@ -135,7 +137,10 @@ def _read(outcome: Outcome) -> str:
         )
         if count or what == "prompts"
     ]
-    return f"{reading.source}: {count_of(reading.lines_read, 'line')} read: {', '.join(parts)}"
+    told = f"{reading.source}: {count_of(reading.lines_read, 'line')} read: {', '.join(parts)}"
+    if reading.samples > 1:
+        told += f"; {reading.samples} samples of each make {count_of(reading.prompts, 'request')}"
+    return told
 
 
 def _queued(outcome: Outcome) -> str:

@@ -21,10 +21,11 @@ _prompts = msgspec.json.Decoder(Prompt)
 
 
 class FileCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """Files that the run is compared with, and how their rows are read."""
+    """Files that the run is compared with, and how their rows are read; see `producer.request`."""
 
     files: tuple[str, ...]
     rules: RowRules
+    samples: int = 1
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -92,7 +93,9 @@ def _read_files(
 ) -> Reading:
     """Read files as `enqueue` does, into lines of key, fingerprint and id."""
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-        intake = Intake(check.files, check.rules, run=record.run, folder=Path(folder))
+        intake = Intake(
+            check.files, check.rules, run=record.run, folder=Path(folder), samples=check.samples
+        )
         with meter("reading files", None) as bar:
             reading = intake.read(bar)
         for batch in intake.spool.batches():

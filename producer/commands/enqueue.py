@@ -54,7 +54,14 @@ def _tokens(value: str) -> int | Literal["context"]:
     help="last, the only choice: ask for the last assistant turn again; conversations always do.",
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="A pilot: the first N prompts."
+    "--limit", type=click.IntRange(min=1), metavar="N", help="A pilot: the first N rows."
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(1, 100_000),
+    default=1,
+    metavar="N",
+    help="Ask each row N times, sample s with seed + s; a larger N later adds the further ones.",
 )
 @click.option(
     "--max-tokens",
@@ -113,7 +120,7 @@ def _tokens(value: str) -> int | Literal["context"]:
 def command(**flags: Any) -> int:
     """Queue the prompts in FILES for a run.
 
-    FILES are JSON lines, plain, gzip or zstd; - is stdin.
+    FILES are JSON lines, plain, gzip or zstd, or Parquet, known by their content; - is stdin.
     Each row has `prompt`, `messages`, `conversations`, `text` or `input_ids`, or is a line of an
     OpenAI batch file. The same call again queues only what is missing, so a call that was
     interrupted is simply repeated. Nothing is queued from files with a bad row.
@@ -147,6 +154,7 @@ def command(**flags: Any) -> int:
         asked=_asked(flags),
         redis=flags["redis"],
         limit=flags["limit"],
+        samples=flags["samples"],
         skip_invalid=flags["skip_invalid"],
         accept_changes=flags["accept_changes"],
         retry_failed=flags["retry_failed"],

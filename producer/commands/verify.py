@@ -33,6 +33,13 @@ from producer.verify import FileCheck, as_json, as_text, verify
     type=click.Choice(["last"]),
     help="For --input, likewise; the only choice: last.",
 )
+@click.option(
+    "--samples",
+    type=click.IntRange(1, 100_000),
+    default=1,
+    metavar="N",
+    help="For --input, likewise: every row has so many samples.",
+)
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object with all findings.")
 def command(
     run: str,
@@ -44,6 +51,7 @@ def command(
     id_field: str | None,
     raw_prompt: bool,
     turns: Literal["last"] | None,
+    samples: int,
     json_: bool,
 ) -> int:
     """Prove from the store that RUN lacks and doubles nothing.
@@ -66,7 +74,7 @@ def command(
         model=record.params.model,
         max_tokens_given=record.params.max_tokens is not None,
     )
-    check = FileCheck(files=files, rules=rules) if files else None
+    check = FileCheck(files=files, rules=rules, samples=samples) if files else None
     with Findings(keep_all=json_) as findings:
         verdict = verify(record, store, findings, check=check, meter=Meter)
         verdict.seconds = time.monotonic() - began

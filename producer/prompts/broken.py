@@ -9,6 +9,9 @@ from typing import Any
 
 from producer.prompts.verdicts import RowRejectedError
 
+NESTING_LIMIT = 200
+"""Levels of arrays and objects: what decodes here must decode in every process after this one."""
+
 _decoder = json.JSONDecoder()
 _lax = json.JSONDecoder(strict=False)
 
@@ -87,6 +90,21 @@ def _separate_lines(text: str) -> bool:
     if len(parts) < 2:  # noqa: PLR2004 - one part is one line
         return False
     return all(part.lstrip().startswith("{") for part in parts[:2]) and is_complete(parts[0])
+
+
+def is_too_deep(row: dict[str, Any]) -> bool:
+    """Tell whether a row has more levels than NESTING_LIMIT."""
+    level: list[Any] = [row]
+    for _ in range(NESTING_LIMIT):
+        level = [
+            item
+            for value in level
+            for item in (value.values() if type(value) is dict else value)
+            if type(item) in (dict, list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def is_complete(text: str) -> bool:

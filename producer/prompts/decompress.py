@@ -18,13 +18,14 @@ GZIP_CHUNK_BYTES = 65_536
 ZSTD_CHUNK_BYTES = 4_096
 """How much is decompressed at once. Small for zstd, whose blocks may grow 30,000-fold."""
 
+PARQUET = b"PAR1"
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _BOM = b"\xef\xbb\xbf"
 
 _UNUSABLE: tuple[tuple[bytes, Reason, str], ...] = (
-    (b"PAR1", "parquet", "is Parquet, which is not read yet: write it as JSON lines"),
-    (b"ARROW1", "not_jsonl", "is Arrow: write it as JSON lines"),
+    (b"PARE", "parquet", "is encrypted Parquet: decrypt it, or write it as JSON lines"),
+    (b"ARROW1", "not_jsonl", "is Arrow: write it as Parquet or JSON lines"),
     (b"PK\x03\x04", "archive", "is a zip archive: unpack it and give the file inside"),
     (
         b"BZh",
@@ -52,8 +53,10 @@ class _Decoder(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-def plain_chunks(chunks: Iterator[bytes], source: str) -> Iterator[bytes]:
-    """Give the content as UTF-8 text in chunks of any size, without a mark at its start.
+def unpacked(chunks: Iterator[bytes], source: str) -> tuple[bool, Iterator[bytes]]:
+    """Tell whether the content is Parquet, and give it in chunks of any size.
+
+    What is not Parquet is UTF-8 text, and comes without a mark at its start.
 
     Args:
         chunks: The bytes as they are stored.
@@ -68,7 +71,9 @@ def plain_chunks(chunks: Iterator[bytes], source: str) -> Iterator[bytes]:
     elif head.startswith(_ZSTD):
         head, chunks = _with_head(_decompressed(chunks, _zstd_decoder, source=source))
     _refuse_unusable(head, source)
-    return _without_mark(chunks) if head.startswith(_BOM) else chunks
+    if head.startswith(PARQUET):
+        return True, chunks
+    return False, _without_mark(chunks) if head.startswith(_BOM) else chunks
 
 
 def _refuse_unusable(head: bytes, source: str) -> None:

@@ -1,4 +1,6 @@
-"""Read files of prompts line by line and give each line its verdict.
+"""Read files of prompts row by row and give each row its verdict.
+
+A row is a line, or a row of Parquet, whose number then stands for the line's.
 
 lines read = accepted + blank + rejected; which of the accepted ones are repeats is found out
 later, by the spool, since it takes all of them.
@@ -10,14 +12,16 @@ Failures:
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
 from common.errors import UsageError
 from producer.prompts.broken import is_complete, is_cut_open
-from producer.prompts.decompress import plain_chunks
+from producer.prompts.decompress import PARQUET, unpacked
 from producer.prompts.lines import LINE_LIMIT_BYTES, Oversize, line_batches
 from producer.prompts.rows import Row, RowChecker
 from producer.prompts.verdicts import (
@@ -38,6 +42,8 @@ _PRETTY_ADVICE = (
     "jq -c ."
 )
 _TEXT_ADVICE = "is not JSON lines: expected one JSON object per line"
+
+_encode = msgspec.json.Encoder().encode
 
 OnReject = Callable[[Reject, bytes | None], None]
 """Is told of each rejected row, with the line's bytes where they were kept."""
@@ -61,17 +67,35 @@ def open_input(source: str) -> Iterator[BinaryIO]:
         yield stream
 
 
+def _ignore(_read_bytes: int) -> None:
+    pass
+
+
 class FileReader:
     """Read one file to its end.
 
+    Args:
+        source: The file as it is named, `-` for stdin.
+        checker: Turns rows into requests.
+        on_reject: See `OnReject`.
+        on_read: Is told `read_bytes` when it has grown.
+
     Attributes:
-        source: The file as it was named, `-` for stdin.
-        read_bytes: How much was read, as stored: for a progress bar.
+        read_bytes: How much was read, as stored: for a progress bar. Of Parquet the share of its
+            rows, since nobody knows which bytes hold them.
         blank, rejected: Lines so far.
     """
 
-    def __init__(self, source: str, checker: RowChecker, *, on_reject: OnReject) -> None:
+    def __init__(
+        self,
+        source: str,
+        checker: RowChecker,
+        *,
+        on_reject: OnReject,
+        on_read: Callable[[int], None] = _ignore,
+    ) -> None:
         self.source = source
+        self._on_read = on_read
         self.read_bytes = 0
         self.blank = 0
         self.rejected = 0
@@ -89,7 +113,11 @@ class FileReader:
             UsageError: It cannot be read, or a row has no limit of tokens and no flag gives one.
         """
         with open_input(self.source) as stream:
-            for batch in line_batches(plain_chunks(self._chunks(stream), self.source)):
+            parquet, chunks = unpacked(self._chunks(stream), self.source)
+            if parquet:
+                yield from self._parquet_rows(stream, chunks)
+                return
+            for batch in line_batches(chunks):
                 if isinstance(batch, Oversize):
                     self._oversize(batch)
                 else:
@@ -100,9 +128,43 @@ class FileReader:
         try:
             while chunk := stream.read(_READ_BYTES):
                 self.read_bytes += len(chunk)
+                self._on_read(self.read_bytes)
                 yield chunk
         except OSError as error:
             raise UsageError(f"{shown(self.source)} cannot be read: {error.strerror}") from error
+
+    def _parquet_rows(
+        self, stream: BinaryIO, chunks: Iterator[bytes]
+    ) -> Iterator[tuple[int, Row]]:
+        # Slow to import, and most files are none.
+        from producer.prompts.parquet import ParquetInput, on_disk  # noqa: PLC0415
+
+        with ExitStack() as open_files:
+            if not _begins_as_parquet(stream):
+                stream = open_files.enter_context(on_disk(chunks))
+            file = ParquetInput(stream, self.source)
+            size_bytes = stream.seek(0, 2)
+            for batch in file.batches():
+                yield from self._check_objects(batch)
+                self.read_bytes = size_bytes * self._lines // file.rows
+                self._on_read(self.read_bytes)
+
+    def _check_objects(
+        self, rows: Iterable[dict[str, Any] | RowRejectedError]
+    ) -> Iterator[tuple[int, Row]]:
+        for found in rows:
+            self._lines += 1
+            try:
+                if isinstance(found, RowRejectedError):
+                    raise found
+                row = self._checker.check_object(found)
+            except RowRejectedError as error:
+                line = None if error.row is None else _encode(error.row)
+                self._tell(error, line, number=self._lines)
+            except MissingMaxTokensError:
+                raise self._no_limit(self._lines) from None
+            else:
+                yield self._lines, row
 
     def _check(self, lines: list[bytes]) -> Iterator[tuple[int, Row]]:
         check = self._checker.check
@@ -115,15 +177,18 @@ class FileReader:
                 self._lines = number
                 self._reject(error, line)
             except MissingMaxTokensError:
-                raise UsageError(
-                    f"{shown(self.source)} line {number}: the row has no max_tokens of its own: "
-                    "pass --max-tokens N, or --max-tokens context for what the context leaves"
-                ) from None
+                raise self._no_limit(number) from None
             else:
                 if self._array is not None:
                     self._flush()
                 yield number, row
         self._lines = number
+
+    def _no_limit(self, number: int) -> UsageError:
+        return UsageError(
+            f"{shown(self.source)} line {number}: the row has no max_tokens of its own: pass "
+            "--max-tokens N, or --max-tokens context for what the context leaves"
+        )
 
     def _oversize(self, line: Oversize) -> None:
         self._lines += 1
@@ -194,3 +259,15 @@ class FileReader:
             if type(value) in (str, int, float):
                 return value if str(value).isprintable() else None
         return None
+
+
+def _begins_as_parquet(stream: BinaryIO) -> bool:
+    """Tell whether a file is Parquet itself, not packed, and can be read at any place."""
+    if stream is sys.stdin.buffer or not stream.seekable():
+        return False
+    here = stream.tell()
+    stream.seek(0)
+    if stream.read(len(PARQUET)) == PARQUET:
+        return True
+    stream.seek(here)
+    return False

@@ -12,7 +12,7 @@ import msgspec
 
 from common.ids import typed_id
 from common.models import Endpoint
-from producer.prompts.broken import explain
+from producer.prompts.broken import NESTING_LIMIT, explain, is_too_deep
 from producer.prompts.chat import (
     check_messages,
     from_conversation,
@@ -115,6 +115,21 @@ class RowChecker:
             raise RowRejectedError(
                 "not_object", f"is JSON but no object ({_json_kind(row)}): {ACCEPTED}"
             )
+        # Counted first, since that is quick, and enough for nearly every row.
+        if line.count(b"[") + line.count(b"{") > NESTING_LIMIT and is_too_deep(row):
+            raise RowRejectedError("bad_json", "is nested too deeply", row=row)
+        return self.check_object(row, line)
+
+    def check_object(self, row: dict[str, Any], line: bytes | None = None) -> Row:
+        """Turn a decoded row into a request.
+
+        Args:
+            row: Plain values of JSON.
+            line: The text that it was decoded from, where there is one.
+
+        Raises:
+            RowRejectedError, MissingMaxTokensError: As `check`.
+        """
         try:
             return self._build(row, line)
         except RowRejectedError as error:
@@ -133,7 +148,7 @@ class RowChecker:
                 pass
         raise explain(bare)
 
-    def _build(self, row: dict[str, Any], line: bytes) -> Row:
+    def _build(self, row: dict[str, Any], line: bytes | None) -> Row:
         forms = [name for name in FORMS if row.get(name) is not None]
         if len(forms) != 1:
             if not forms and "body" in row:
@@ -223,7 +238,7 @@ class RowChecker:
         del extra["system"]
         return with_system(messages, system)
 
-    def _build_batch(self, row: dict[str, Any], line: bytes) -> Row:
+    def _build_batch(self, row: dict[str, Any], line: bytes | None) -> Row:
         id_json, id_name = self._id(row, line, names=self._batch_ids)
         body = row["body"]
         if type(body) is not dict:
@@ -262,7 +277,7 @@ class RowChecker:
         raise RowRejectedError("model", f"names model {model!r}, but the run has {self._model!r}")
 
     def _id(
-        self, row: dict[str, Any], line: bytes, *, names: tuple[str, ...]
+        self, row: dict[str, Any], line: bytes | None, *, names: tuple[str, ...]
     ) -> tuple[bytes | None, str | None]:
         for name in names:
             value = row.get(name)
@@ -278,7 +293,7 @@ class RowChecker:
             return b"%d" % value, name
         if kind is int or kind is float:
             # 1.50, 1e0, -0: how it was written is part of the id.
-            return typed_id(value, bytes(_decode_raw(line)[name])), name
+            return typed_id(value, bytes(_decode_raw(line)[name]) if line else None), name
         raise RowRejectedError("bad_type", f"{name} is neither text nor a number")
 
 

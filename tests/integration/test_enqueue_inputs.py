@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,6 @@ from tests.support.producer_cli import Ended, producer
 INPUTS = REPOSITORY / "tests" / "data" / "inputs"
 MANIFEST: dict[str, dict[str, Any]] = json.loads((INPUTS / "MANIFEST.json").read_text())
 FILES = sorted(name for name, case in MANIFEST.items() if not case.get("not_an_input"))
-
-# Read by a later part of the project; until then they are refused whole, with one message.
-NOT_YET = {"B25.parquet", "B25_parquet_named.jsonl"}
 
 # What the manifest counts as one bad line is, in these, the form of the whole file.
 REFUSED_WHOLE = {
@@ -37,7 +35,7 @@ def dry(source: Path | str, tmp_path: Path, *flags: str, stdin: bytes = b"") -> 
     )
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in NOT_YET])
+@pytest.mark.parametrize("name", FILES)
 def test_each_line_gets_the_verdict_of_the_manifest(tmp_path: Path, name: str) -> None:
     case = MANIFEST[name]
 
@@ -71,12 +69,19 @@ def test_a_file_of_another_form_gets_one_message_with_its_name(
     assert len(ended.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", sorted(NOT_YET))
-def test_parquet_is_refused_by_its_content(tmp_path: Path, name: str) -> None:
-    ended = dry(INPUTS / name, tmp_path)
+def test_parquet_without_pyarrow_is_told_with_the_extra_to_install(tmp_path: Path) -> None:
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('as where it is not installed')")
+    here = f"{tmp_path}{os.pathsep}{REPOSITORY}"
 
-    assert (ended.code, ended.told["ok"]) == (3, 0)
-    assert "Parquet" in ended.err
+    ended = producer(
+        *("enqueue", INPUTS / "B25_parquet_named.jsonl", "--dry-run", "--max-tokens", "64"),
+        cwd=tmp_path,
+        env={"PYTHONPATH": here},
+    )
+
+    assert ended.code == 2
+    assert "headrace[parquet]" in ended.err
+    assert len(ended.err.splitlines()) == 1
 
 
 def test_bad_rows_end_with_input_and_their_lines_unless_they_may_be_skipped(
@@ -99,6 +104,15 @@ def test_the_first_id_is_read_without_the_byte_order_mark(tmp_path: Path) -> Non
     [reject] = dry("x.jsonl", tmp_path).told["rejects"]
 
     assert (reject["id"], reject["reason"]) == ("a1", "dup_id_conflict")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_parquet_comes_through_a_pipe_too(tmp_path: Path, *, packed: bool) -> None:
+    rows = (INPUTS / "B25.parquet").read_bytes()
+
+    ended = dry("-", tmp_path, stdin=gzip.compress(rows) if packed else rows)
+
+    assert (ended.code, ended.told["ok"]) == (0, 2)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.errors import UsageError
-from producer.prompts.decompress import plain_chunks
+from producer.prompts.decompress import unpacked
 from producer.prompts.lines import Oversize, line_batches
 from producer.prompts.reader import FileReader
 from producer.prompts.rows import RowChecker, RowRules
@@ -25,7 +25,9 @@ def pieces(data: bytes, size: int = 7) -> Iterator[bytes]:
 
 
 def read_back(data: bytes, size: int = 7) -> bytes:
-    return b"".join(plain_chunks(pieces(data, size), "x"))
+    parquet, chunks = unpacked(pieces(data, size), "x")
+    assert not parquet
+    return b"".join(chunks)
 
 
 def read(path: Path) -> tuple[list[tuple[int, str]], list[Reject], FileReader]:
@@ -116,7 +118,8 @@ def test_other_bytes_after_a_gzip_are_damage() -> None:
 @pytest.mark.parametrize(
     ("data", "reason", "word"),
     [
-        (b"PAR1....", "parquet", "Parquet"),
+        (b"PARE....", "parquet", "encrypted"),
+        (b"ARROW1..", "not_jsonl", "Arrow"),
         (b"PK\x03\x04....", "archive", "zip"),
         (b"BZh9....", "unsupported_compression", "bzip2"),
         (b"\xfd7zXZ\x00..", "unsupported_compression", "xz"),
@@ -125,7 +128,7 @@ def test_other_bytes_after_a_gzip_are_damage() -> None:
         (ROWS.decode().encode("utf-16-be"), "encoding", "UTF-16"),
         (ROWS.decode().encode("utf-32"), "encoding", "UTF-32"),
         (gzip.compress(gzip.compress(ROWS, mtime=0), mtime=0), "archive", "twice"),
-        (gzip.compress(b"PAR1....", mtime=0), "parquet", "Parquet"),
+        (gzip.compress(b"PARE....", mtime=0), "parquet", "encrypted"),
         (b"x.jsonl".ljust(257, b"\0") + b"ustar\x0000", "archive", "tar"),
     ],
 )

@@ -17,9 +17,11 @@ from producer.prompts.rows import RowChecker, RowRules
 from producer.spool import Spool
 
 
-def filled(folder: Path, lines: list[dict[str, Any]], run: str = "r") -> Spool:
+def filled(
+    folder: Path, lines: list[dict[str, Any]], run: str = "r", *, samples: int = 1
+) -> Spool:
     checker = RowChecker(RowRules(max_tokens_given=True))
-    found = Spool(run, folder)
+    found = Spool(run, folder, samples=samples)
     for number, line in enumerate(lines, 1):
         row = checker.check(json.dumps(line).encode())
         found.add(row, source=0, name="f.jsonl", line=number)
@@ -125,6 +127,37 @@ def test_every_row_is_a_prompt_a_repeat_or_a_conflict(
     assert found.conflicts == conflicts
     assert found.duplicates == len(named) - len(firsts) - conflicts
     assert len(keys(found)) == found.prompts
+
+
+def test_each_sample_of_a_row_is_a_prompt_of_its_own_beside_the_first(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"id": "a", "prompt": "x", "note": 1}, {"prompt": "y"}, {"prompt": "y"},
+    ]  # fmt: skip
+    one, three = tmp_path / "one", tmp_path / "three"
+    one.mkdir()
+    three.mkdir()
+    alone = prompts(filled(one, rows))
+
+    found = filled(three, rows, samples=3)
+
+    together = prompts(found)
+    assert [prompt.sample for _, _, prompt in together] == [0, 1, 2] * 3
+    assert together[::3] == alone
+    for key, fingerprint, prompt in together:
+        [first] = [each for each in alone if each[2].id == prompt.id]
+        assert (fingerprint, prompt.body) == (first[1], first[2].body)
+        assert (prompt.extra, prompt.line) == (first[2].extra, first[2].line)
+        assert key == key_of("r", bytes(prompt.id), prompt.sample)
+    assert len(keys(found)) == found.prompts == 9
+
+
+def test_a_repeated_row_counts_once_whatever_the_samples(tmp_path: Path) -> None:
+    rows = [("d1", "same"), ("d1", "same"), ("d2", "left"), ("d2", "RIGHT")]
+
+    found = filled(tmp_path, [{"id": name, "prompt": text} for name, text in rows], samples=4)
+
+    assert (found.distinct, found.duplicates, found.conflicts) == (2, 1, 1)
+    assert found.prompts == len(prompts(found)) == 8
 
 
 def test_many_rows_go_through_files_and_come_back_in_order(
