@@ -99,8 +99,10 @@ def origins(ctx: click.Context, text: str) -> str:
 
 
 def _names(text: str, option: click.Option) -> bool:
-    spelled = "|".join(re.escape(name) for name in option.opts if name.startswith("--"))
-    return bool(spelled and re.search(rf"(?<![\w-])({spelled})(?![\w-])", text))
+    spelled = [name for name in option.opts if name.startswith("--")]
+    # A conflict with what the run has names the run's field.
+    either = "|".join(map(re.escape, [*spelled, f"has {key_of(option)}"]))
+    return bool(re.search(rf"(?<![\w-])({either})(?![\w-])", text))
 
 
 def shown(option: click.Option, value: Any) -> str:

@@ -9,7 +9,7 @@ import click
 from typing_extensions import override
 
 from common import flags, settings
-from common.errors import UsageError
+from common.errors import ConflictError, UsageError
 
 CONFIG_VARIABLE = f"{flags.PREFIX}_CONFIG"
 
@@ -144,7 +144,7 @@ def _called(callback: Callable[..., Any]) -> Callable[..., Any]:
         kwargs.pop(flags.CONFIG, None)
         try:
             return callback(*args, **kwargs)
-        except UsageError as error:
+        except (ConflictError, UsageError) as error:
             if not (found := flags.origins(ctx, str(error))):
                 raise
             raise type(error)(f"{error} ({found})") from error.__cause__

@@ -27,13 +27,29 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
         run: Name of the run.
         output: As `--output` gives it; then Redis is not asked.
         endpoint_url: Another S3 than Amazon's, for `output`.
-        redis: Address as given, None for the environment's.
+        redis: Address as given, None for the default.
+        else_output: What the settings say of outputs, for a run that nobody knows.
+        else_endpoint_url: The same for S3's endpoint.
     """
 
     run: str
     output: str | None = None
     endpoint_url: str | None = None
     redis: str | None = None
+    else_output: str | None = None
+    else_endpoint_url: str | None = None
+
+    def elsewhere(self) -> tuple[str, str | None]:
+        """Give the output and S3 endpoint of a run that Redis does not know; empty if nothing.
+
+        As given; else what a sink noted here; else what the settings say.
+        """
+        if self.output is not None:
+            return self.output, self.endpoint_url
+        output, endpoint_url = _noted_here(self.run)
+        if output:
+            return output, endpoint_url
+        return self.else_output or "", self.else_endpoint_url
 
 
 class _LocalProgress(msgspec.Struct):
@@ -56,15 +72,21 @@ def locate(where: Where) -> tuple[RunRecord, ObjectStore]:
     try:
         record = known_in_redis(where)
     except RedisUnusableError as error:
+        if where.else_output is not None:
+            return _elsewhere(where)
         raise RedisUnusableError(
             f"{error} Without Redis: name the output with --output URL"
         ) from error
     if record is None:
-        output, endpoint_url = local_output(where.run)
-        if not output:
-            raise StateLostError(unknown(where.run, reads_store=True))
-        return read_record(open_output(output, endpoint_url), where.run)
+        return _elsewhere(where)
     return read_record(open_output(record.output, record.endpoint_url), where.run, record)
+
+
+def _elsewhere(where: Where) -> tuple[RunRecord, ObjectStore]:
+    output, endpoint_url = where.elsewhere()
+    if not output:
+        raise StateLostError(unknown(where.run, reads_store=True))
+    return read_record(open_output(output, endpoint_url), where.run)
 
 
 def open_output(output: str, endpoint_url: str | None) -> ObjectStore:
@@ -106,7 +128,7 @@ def read_record(
     return record, store
 
 
-def local_output(run: str) -> tuple[str, str | None]:
+def _noted_here(run: str) -> tuple[str, str | None]:
     """Read what a sink noted here of a run's output: address and S3 endpoint; empty if nothing."""
     if not names.RUN_NAME.fullmatch(run):
         return "", None

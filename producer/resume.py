@@ -27,7 +27,7 @@ from common.restore import audit_and_restore
 from common.store import ObjectStore, open_store, same_output
 from producer.accepted import Inputs
 from producer.joining import stored_record
-from producer.locate import Where, local_output, read_record, unknown
+from producer.locate import Where, read_record, unknown
 from producer.request import Say
 
 if TYPE_CHECKING:
@@ -120,9 +120,7 @@ def _find(
         store = open_store(record.output, record.endpoint_url)
         store.probe()
         return read_record(store, where.run, record)[0], store, False
-    output, endpoint_url = where.output, where.endpoint_url
-    if output is None:
-        output, endpoint_url = local_output(where.run)
+    output, endpoint_url = where.elsewhere()
     if not output:
         raise StateLostError(unknown(where.run, connect.address_of(client)))
     store = open_store(output, endpoint_url, create=False)

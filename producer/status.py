@@ -21,7 +21,7 @@ from common.queue import Groups, Runs
 from common.standing import Standing
 from common.store import ObjectStore
 from producer.joining import stored_record
-from producer.locate import Where, local_output, open_output, read_record, unknown
+from producer.locate import Where, open_output, read_record, unknown
 
 if TYPE_CHECKING:
     import redis
@@ -61,9 +61,7 @@ def ended_with(figures: dict[str, Any]) -> int:
 
 def _in_store(client: "redis.Redis", where: Where) -> tuple[RunRecord, ObjectStore]:
     """Find a run that Redis lacks."""
-    output, endpoint_url = where.output, where.endpoint_url
-    if output is None:
-        output, endpoint_url = local_output(where.run)
+    output, endpoint_url = where.elsewhere()
     if not output:
         raise StateLostError(unknown(where.run, connect.address_of(client)))
     return read_record(open_output(output, endpoint_url), where.run)

@@ -9,7 +9,9 @@ import click
 import msgspec
 
 from common.errors import UsageError
+from common.options import REDIS
 from producer.enqueue import enqueue
+from producer.options import JSON, for_run
 from producer.prompts.rows import RowRules
 from producer.request import Asked, Request, run_name
 from producer.summary import as_json, as_text, next_lines
@@ -42,9 +44,11 @@ def _tokens(value: str) -> int | Literal["context"]:
 @click.argument("files", nargs=-1, required=True, metavar="FILES...")
 @click.option("--run", help="Name of the run; default: the file's name without endings.")
 @click.option(
-    "--output", metavar="URL", help="s3://BUCKET/PREFIX or a directory; kept by the run."
+    "--output",
+    metavar="URL",
+    help="s3://BUCKET/PREFIX or a directory; {run} stands for its name. Kept by the run.",
 )
-@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+@REDIS
 @click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's; kept by the run.")
 @click.option("--id-field", metavar="NAME", help="Member with the id; default: id, custom_id.")
 @click.option("--raw-prompt", is_flag=True, help="`prompt` is text to complete, not a message.")
@@ -116,7 +120,7 @@ def _tokens(value: str) -> int | Literal["context"]:
 @click.option("--retry-failed", is_flag=True, help="Try failed and cancelled prompts again.")
 @click.option("--keep-open", is_flag=True, help="More files will come: the run does not end yet.")
 @click.option("--dry-run", is_flag=True, help="Check the files; needs no Redis and no output.")
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object on stdout.")
+@JSON
 def command(**flags: Any) -> int:
     """Queue the prompts in FILES for a run.
 
@@ -141,9 +145,10 @@ def command(**flags: Any) -> int:
         producer enqueue chats.jsonl --output out --max-tokens 4096 --keep-token-ids
     """
     files: tuple[str, ...] = flags["files"]
+    run = run_name(files, flags["run"])
     request = Request(
         files=files,
-        run=run_name(files, flags["run"]),
+        run=run,
         rules=RowRules(
             id_field=flags["id_field"],
             raw_prompt=flags["raw_prompt"],
@@ -151,7 +156,7 @@ def command(**flags: Any) -> int:
             model=flags["model"],
             max_tokens_given=flags["max_tokens"] is not None,
         ),
-        asked=_asked(flags),
+        asked=_asked(flags, run),
         redis=flags["redis"],
         limit=flags["limit"],
         samples=flags["samples"],
@@ -180,11 +185,11 @@ def command(**flags: Any) -> int:
     return outcome.exit_code
 
 
-def _asked(flags: dict[str, Any]) -> Asked:
+def _asked(flags: dict[str, Any], run: str) -> Asked:
     if flags["row_format"] == "parquet" and not flags["dry_run"]:
         _refuse_parquet()
     return Asked(
-        output=flags["output"],
+        output=for_run(flags["output"], run),
         endpoint_url=flags["endpoint_url"],
         partitions=flags["partitions"],
         max_tokens=flags["max_tokens"],

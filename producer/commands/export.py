@@ -6,9 +6,11 @@ import sys
 import click
 
 from common.advice import count_of
+from common.options import REDIS
 from producer.export import Exported, export
-from producer.locate import Where, locate
+from producer.locate import locate
 from producer.meter import Meter
+from producer.options import ENDPOINT_URL, OUTPUT_IN_PLACE_OF_REDIS, where_of
 from producer.outfile import STDOUT
 
 
@@ -26,9 +28,9 @@ from producer.outfile import STDOUT
 )
 @click.option("--failures", metavar="FILE", help="Also write what failed or was cancelled there.")
 @click.option("--partial", is_flag=True, help="End with 0 though not all is completed.")
-@click.option("--output", metavar="URL", help="Where its results are; then Redis is not asked.")
-@click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's, for --output.")
-@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+@OUTPUT_IN_PLACE_OF_REDIS
+@ENDPOINT_URL
+@REDIS
 def command(
     run: str,
     *,
@@ -53,7 +55,7 @@ def command(
     del row_format  # the only one as yet
     if failures == STDOUT:
         raise click.UsageError("--failures needs a file of its own: stdout is for --to -")
-    where = Where(run=run, output=output, endpoint_url=endpoint_url, redis=redis)
+    where = where_of(run, output=output, endpoint_url=endpoint_url, redis=redis)
     record, store = locate(where)
     try:
         told = export(record, store, to=to, failures=failures, meter=Meter)

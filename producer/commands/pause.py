@@ -5,6 +5,7 @@ import click
 from common.advice import count_of
 from common.connect import address_of
 from common.errors import StateLostError
+from common.options import REDIS
 from common.queue import Runs
 from producer.locate import connected, unknown
 
@@ -12,7 +13,7 @@ from producer.locate import connected, unknown
 @click.command()
 @click.argument("run", metavar="RUN")
 @click.option("--reason", default="by hand", show_default=True, help="Shown by `status`.")
-@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+@REDIS
 def command(run: str, *, reason: str, redis: str | None) -> int:
     """Start no more prompts of RUN.
 

@@ -7,9 +7,11 @@ import msgspec
 
 from common.advice import count_of
 from common.errors import BackendError, RedisUnusableError, StateLostError, UsageError
+from common.options import REDIS
 from common.quality import FLAGS
 from producer.locate import Where, connected, known_in_redis, locate, open_output, read_record
 from producer.meter import Meter
+from producer.options import ENDPOINT_URL, OUTPUT_IN_PLACE_OF_REDIS, where_of
 from producer.peek import Found, Source, Wanted, find, keys_of, take
 
 
@@ -38,9 +40,9 @@ from producer.peek import Found, Source, Wanted, find, keys_of, take
     help="Of each text so many characters; 0 for all.",
 )
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object with whole rows.")
-@click.option("--output", metavar="URL", help="Where its results are; then Redis is not asked.")
-@click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's, for --output.")
-@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+@OUTPUT_IN_PLACE_OF_REDIS
+@ENDPOINT_URL
+@REDIS
 def command(
     run: str,
     *,
@@ -81,7 +83,7 @@ def command(
     """
     if flag and failed:
         raise click.UsageError("--flag is of answers: failures have none")
-    where = Where(run=run, output=output, endpoint_url=endpoint_url, redis=redis)
+    where = where_of(run, output=output, endpoint_url=endpoint_url, redis=redis)
     source = _source(where)
     if prompt_id is None:
         wanted = Wanted(count=count, failed=failed, flag=flag, spread=spread)

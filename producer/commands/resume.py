@@ -5,17 +5,19 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from producer.locate import Where, connected
+from common.options import REDIS
+from producer.locate import connected
+from producer.options import ENDPOINT_URL, JSON, OUTPUT_IF_LOST, where_of
 from producer.resume import Resumed, resume
 
 
 @click.command()
 @click.argument("run", metavar="RUN")
 @click.option("--seal", is_flag=True, help="Also close producers that died: no more will come.")
-@click.option("--output", metavar="URL", help="Where its results are, if Redis has lost the run.")
-@click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's, for --output.")
-@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object on stdout.")
+@OUTPUT_IF_LOST
+@ENDPOINT_URL
+@REDIS
+@JSON
 def command(
     run: str,
     *,
@@ -36,7 +38,7 @@ def command(
         producer resume prompts
         producer resume prompts --output s3://bucket/prefix --redis redis://new-host:6379
     """
-    where = Where(run=run, output=output, endpoint_url=endpoint_url, redis=redis)
+    where = where_of(run, output=output, endpoint_url=endpoint_url, redis=redis)
     client = connected(redis)
     told = resume(
         client, where, seal=seal, say=lambda text: click.echo(f"producer: {text}", err=True)

@@ -7,14 +7,16 @@ import click
 import msgspec
 
 from common import connect, snapshot
+from common.options import REDIS
 from common.queue import Groups, Runs
 from producer.locate import connected
+from producer.options import JSON
 from producer.screen import show
 
 
 @click.command()
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object on stdout.")
-@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+@JSON
+@REDIS
 def command(*, json_: bool, redis: str | None) -> int:
     """List the runs of this Redis, in the order of claims.
 

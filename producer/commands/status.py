@@ -5,18 +5,21 @@ from typing import Any
 import click
 import msgspec
 
+from common import flags
 from common.errors import UsageError
-from producer.locate import Where, connected
+from common.options import REDIS
+from producer.locate import connected
+from producer.options import ENDPOINT_URL, JSON, OUTPUT_IF_LOST, where_of
 from producer.screen import show
 from producer.status import ended_with, figures_of, figures_of_all
 
 
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]")
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object.")
-@click.option("--output", metavar="URL", help="Where its results are, if Redis has lost the run.")
-@click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's, for --output.")
-@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+@JSON
+@OUTPUT_IF_LOST
+@ENDPOINT_URL
+@REDIS
 def command(
     run: str | None,
     *,
@@ -45,9 +48,9 @@ def command(
     """
     client = connected(redis)
     if run is not None:
-        where = Where(run=run, output=output, endpoint_url=endpoint_url, redis=redis)
+        where = where_of(run, output=output, endpoint_url=endpoint_url, redis=redis)
         return tell([figures_of(client, where)], json_=json_, one=True)
-    if output is not None:
+    if output is not None and flags.is_given(click.get_current_context(), "output"):
         raise UsageError("--output belongs to one run: name it")
     every = figures_of_all(client)
     if not every:

@@ -7,18 +7,20 @@ from typing import Literal
 import click
 
 from common.errors import InputError
+from common.options import REDIS
 from producer.findings import Findings
-from producer.locate import Where, locate, waits_of_run_at_work
+from producer.locate import locate, waits_of_run_at_work
 from producer.meter import Meter
+from producer.options import ENDPOINT_URL, OUTPUT_IN_PLACE_OF_REDIS, where_of
 from producer.prompts.rows import RowRules
 from producer.verify import FileCheck, as_json, as_text, verify
 
 
 @click.command()
 @click.argument("run", metavar="RUN")
-@click.option("--output", metavar="URL", help="Where its results are; then Redis is not asked.")
-@click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's, for --output.")
-@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+@OUTPUT_IN_PLACE_OF_REDIS
+@ENDPOINT_URL
+@REDIS
 @click.option(
     "--input",
     "files",
@@ -66,7 +68,8 @@ def command(
         producer verify prompts --output s3://bucket/prefix --input prompts.jsonl
     """
     began = time.monotonic()
-    record, store = locate(Where(run=run, output=output, endpoint_url=endpoint_url, redis=redis))
+    where = where_of(run, output=output, endpoint_url=endpoint_url, redis=redis)
+    record, store = locate(where)
     rules = RowRules(
         id_field=id_field,
         raw_prompt=raw_prompt,
@@ -78,7 +81,7 @@ def command(
     with Findings(keep_all=json_) as findings:
         verdict = verify(record, store, findings, check=check, meter=Meter)
         verdict.seconds = time.monotonic() - began
-        if set(findings.counts) <= {"missing"} and not verdict.proven and output is None:
+        if set(findings.counts) <= {"missing"} and not verdict.proven and where.output is None:
             verdict.waits = waits_of_run_at_work(record, redis)
         if verdict.file is not None and verdict.file.refused:
             raise InputError(verdict.file.refused)

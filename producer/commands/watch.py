@@ -12,6 +12,7 @@ from rich.text import Text
 
 from common.errors import RedisUnusableError
 from common.figures import ENDED
+from common.options import REDIS
 from producer.locate import Where, connected
 from producer.screen import console
 from producer.status import ended_with, figures_of
@@ -30,7 +31,7 @@ from producer.view import of_run, pace
     metavar="S",
     help="Seconds between two looks.",
 )
-@click.option("--redis", "-u", "--url", metavar="URL", help="Also HEADRACE_REDIS, RQ_REDIS_URL.")
+@REDIS
 def command(run: str, *, json_: bool, every_s: float, redis: str | None) -> int:
     """Show RUN until it has ended.
 

@@ -151,7 +151,7 @@ def test_the_table_of_a_command_wins_over_the_top(folder: Path) -> None:
     text = 'redis = "redis://a/0"\n[workers.sink]\nredis = "redis://b/0"\n'
     (folder / "headrace.toml").write_text(text)
 
-    assert asked("workers", "sink", []).params["redis_url"] == "redis://b/0"
+    assert asked("workers", "sink", []).params["redis"] == "redis://b/0"
     assert asked("producer", "runs", []).params["redis"] == "redis://a/0"
 
 

@@ -9,6 +9,7 @@ import click
 from common.address import resolve_redis
 from common.connect import connect, persistence_warning
 from common.logs import set_up_logs
+from common.options import LOG_LEVEL, REDIS, grace
 from workers.batch import Limits
 from workers.sink import Sink, SinkOptions
 
@@ -17,14 +18,7 @@ _DEFAULTS = Limits()
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option(
-    "--redis",
-    "-u",
-    "--url",
-    "redis_url",
-    metavar="URL",
-    help="Redis, or embedded:DIR.  [default: HEADRACE_REDIS, RQ_REDIS_URL, localhost:6379]",
-)
+@REDIS
 @click.option(
     "--batch-bytes",
     type=click.IntRange(min=1),
@@ -53,14 +47,7 @@ _DEFAULTS = Limits()
     show_default=True,
     help="The same for a run's first shard.",
 )
-@click.option(
-    "--grace",
-    "grace_s",
-    type=click.FloatRange(min=0),
-    default=25.0,
-    show_default=True,
-    help="Seconds that SIGTERM leaves for storing what waits.",
-)
+@grace(25.0, "storing what waits")
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
@@ -81,17 +68,11 @@ _DEFAULTS = Limits()
     is_flag=True,
     help="End when all named runs have: 0 when all completed, 1 with failures.",
 )
-@click.option(
-    "--log-level",
-    default="INFO",
-    show_default=True,
-    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
-    help="Least severity of what is logged.",
-)
+@LOG_LEVEL
 def sink(
     *,
     runs: tuple[str, ...],
-    redis_url: str | None,
+    redis: str | None,
     batch_bytes: int,
     batch_rows: int,
     batch_seconds: float,
@@ -115,7 +96,7 @@ def sink(
     if until_done and not runs:
         raise click.UsageError("--until-done needs the names of the runs")
     set_up_logs(log_level)
-    client = connect(resolve_redis(redis_url))
+    client = connect(resolve_redis(redis))
     warning = persistence_warning(client)
     if warning:
         click.echo(f"workers sink: {warning}", err=True)

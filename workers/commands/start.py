@@ -10,6 +10,7 @@ from common import connect
 from common.address import resolve_redis
 from common.errors import UsageError
 from common.logs import set_up_logs
+from common.options import LOG_LEVEL, REDIS, grace
 from workers.group import SlotWorker
 from workers.options import (
     DEFAULT_GRACE_S,
@@ -56,14 +57,7 @@ class Concurrency(click.ParamType[int | str]):
     help="The SGLang server; {gpu} stands for the GPU's number."
     "  [default: http://127.0.0.1:{30000+gpu}]",
 )
-@click.option(
-    "--redis",
-    "-u",
-    "--url",
-    "redis_url",
-    metavar="URL",
-    help="Redis, or embedded:DIR.  [default: HEADRACE_REDIS, RQ_REDIS_URL, localhost:6379]",
-)
+@REDIS
 @click.option(
     "--concurrency",
     type=Concurrency(),
@@ -78,14 +72,7 @@ class Concurrency(click.ParamType[int | str]):
     show_default=True,
     help="New requests a second until the server is full once.",
 )
-@click.option(
-    "--grace",
-    "grace_s",
-    type=click.FloatRange(min=0),
-    default=DEFAULT_GRACE_S,
-    show_default=True,
-    help="Seconds that open requests get after SIGTERM.",
-)
+@grace(DEFAULT_GRACE_S, "open requests")
 @click.option(
     "--start-limit",
     "start_limit_s",
@@ -96,19 +83,13 @@ class Concurrency(click.ParamType[int | str]):
 @click.option(
     "--run", "runs", multiple=True, help="Serve only this run; repeatable.  [default: all]"
 )
-@click.option(
-    "--log-level",
-    default="INFO",
-    show_default=True,
-    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
-    help="Least severity of what is logged.",
-)
+@LOG_LEVEL
 def start(
     *,
     gpu: str,
     tp: int,
     server: str | None,
-    redis_url: str | None,
+    redis: str | None,
     concurrency: int | Literal["auto"],
     ramp: float,
     grace_s: float,
@@ -131,7 +112,7 @@ def start(
         raise UsageError(
             f"--server names one server for {len(sets)} worker groups: write {{gpu}} in it"
         )
-    url = resolve_redis(redis_url)
+    url = resolve_redis(redis)
     set_up_logs(log_level)
     host = this_host()
     client = connect.connect(url)

@@ -1,0 +1,43 @@
+"""Flags that several commands of both programs have, said once."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+REDIS = click.option(
+    "--redis",
+    "-u",
+    "--url",
+    metavar="URL",
+    help="redis://HOST:PORT/DB, rediss://…, unix://PATH, or embedded:DIR for a trial."
+    "  [default: HEADRACE_REDIS, RQ_REDIS_URL, localhost:6379]",
+)
+
+LOG_LEVEL = click.option(
+    "--log-level",
+    default="INFO",
+    show_default=True,
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
+    help="Least severity of what is logged.",
+)
+
+
+def grace(default_s: float, what: str) -> Callable[[Command], Command]:
+    """Give --grace of a process.
+
+    Args:
+        default_s: Seconds.
+        what: What they are for.
+    """
+    return click.option(
+        "--grace",
+        "grace_s",
+        type=click.FloatRange(min=0),
+        default=default_s,
+        show_default=True,
+        metavar="S",
+        help=f"Seconds that SIGTERM or Ctrl-C leaves for {what}.",
+    )
