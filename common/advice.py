@@ -148,9 +148,12 @@ def _of_claims(seen: Seen) -> Iterator[str]:
 
 
 def _of_servers(seen: Seen) -> list[str]:
-    """Say what is wrong with the servers where none can be used."""
-    if seen.status == "wrong_model":
-        odd = [group for group in seen.groups if group.state == "wrong_model"]
+    """Say which servers do not fit the run, and what is wrong where none can be used."""
+    odd = [group for group in seen.groups if group.state == "wrong_model"]
+    if seen.status != "wrong_model":
+        # Another run's server is where it should be; one of this model was started otherwise.
+        odd = [group for group in odd if group.model == seen.standing.model]
+    if seen.status not in _OVER and odd:
         return sorted({_misfit(seen, group) for group in odd})
     if seen.status != "waiting_for_server":
         return []

@@ -4,7 +4,7 @@
 get their figures and the status word from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from common.flow import (
 )
 from common.group_figures import GroupFigures
 from common.models import Counts
+from common.pins import difference
 from common.standing import Standing
 
 STARTING_S = 10.0
@@ -83,7 +84,7 @@ def progress(
         groups: Worker groups that spoke lately.
         per_bucket: Completions by 5-second bucket of Redis TIME.
     """
-    groups = [as_seen(group, model=standing.model) for group in groups]
+    groups = [as_seen(group, model=standing.model, pinned=standing.pinned) for group in groups]
     flow = flow_of(counts, groups=groups, per_bucket=per_bucket or {}, now_ms=now_ms)
     status = status_of(counts, standing=standing, groups=groups, flow=flow)
     eta = eta_of(counts, status=status, flow=flow)
@@ -201,24 +202,30 @@ def _working_status(
 # --- Worker groups -------------------------------------------------------------------------------
 
 
-def as_seen(group: GroupFigures, *, model: str | None) -> GroupFigures:
+def as_seen(
+    group: GroupFigures, *, model: str | None, pinned: Mapping[str, Any] | None = None
+) -> GroupFigures:
     """Give a worker group as a run sees it: another model's is of no use, old loads say nothing.
 
     Args:
         group: As it speaks of itself.
         model: What the run asks for, None for whatever comes.
+        pinned: What the run's first server was.
     """
-    state, up_s = group.state, group.up_s
+    state, detail, up_s = group.state, group.detail, group.up_s
     if state == "waiting" and up_s is not None and up_s < STARTING_S:
         state = "starting"
     elif state == "ready" and None not in (model, group.model) and model != group.model:
         state = "wrong_model"
+    elif state in {"ready", "wrong_model"} and pinned and group.identity:
+        differs = difference(pinned, group.identity)
+        state, detail = ("wrong_model", differs) if differs else (state, detail)
     if state in {"ready", "draining"}:
         return group
     return msgspec.structs.replace(
         group,
         state=state,
-        detail="" if state == "starting" else group.detail,
+        detail="" if state == "starting" else detail,
         cap=None,
         running=None,
         queued=None,
@@ -234,7 +241,7 @@ def _group(group: GroupFigures) -> dict[str, Any]:
     return {
         name: _rounded(value) if isinstance(value, float) else value
         for name, value in figures.items()
-        if name not in {"epoch", "at_ms", "ages_s"}
+        if name not in {"epoch", "at_ms", "ages_s", "identity"}
     }
 
 

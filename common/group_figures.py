@@ -1,5 +1,7 @@
 """What a worker group says of itself every few seconds. Pure; `common.queue.Groups` carries it."""
 
+from typing import Any
+
 import msgspec
 
 
@@ -15,6 +17,7 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
         leased: Jobs held: open, prefetched and not yet recorded.
         bound, cap: The most requests open at once; the server's effective cap (None: not told).
         gen_tokens_per_s: Rate of the server's counter between two readings.
+        identity: Of its server, what a run pins (`common.pins`); None where nobody tells.
         occupancy: Mean open requests over slots, over the last minute.
         oldest_s: Age of the oldest open request.
         ages_s: Sum of the ages of the open requests; None where the process does not tell.
@@ -43,6 +46,7 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str | None = None
     server_version: str | None = None
     model: str | None = None
+    identity: dict[str, Any] | None = None
     occupancy: float | None = None
     oldest_s: float | None = None
     ages_s: float | None = None

@@ -4,6 +4,7 @@ While the run's `reconciled` differs from Redis' run_id, finishes are accepted, 
 reads wait. One process under the run-wide lease then goes these steps, each of which may be
 repeated from the start after a death:
 
+    pin      the model that the run began with, where the store knows it
     close    the first missing sequence of each partition: no sink of the past can add to it then
     teach    the ledger all manifests that this Redis does not have, by the reader function
     drop     stream entries whose (key, try) the store has, and all of a key it has completed

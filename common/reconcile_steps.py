@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common import catalog, connect, manifests
+from common import catalog, connect, manifests, names
 from common.crashpoints import reached
 from common.missing import add_missing
 from common.models import Manifest, Record, RunRecord
@@ -74,6 +74,7 @@ class Steps:
         if deep:
             # From here on sinks wait: an entry that went from stream to store would look lost.
             turn.distrust()
+        self._pin()
         every = close_open(self._store, self._record, seqs=turn.seqs, intents=turn.intents)
         unknown = [m for m in every if deep or m.seq > turn.seqs[m.partition]]
         for _, lines in catalog.all_key_lines(self._store, unknown):
@@ -94,6 +95,11 @@ class Steps:
         reached("reconcile.marked")
         log.info("reconciled run %s: %s", self._record.run, msgspec.to_builtins(self._report))
         return self._report
+
+    def _pin(self) -> None:
+        pinned = self._store.get(names.PINNED)
+        if pinned:
+            self._turn.pin(pinned)
 
     def _drop(self, unknown: Sequence[Manifest]) -> None:
         waiting: dict[bytes, list[StreamItem]] = {}

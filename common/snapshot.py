@@ -103,6 +103,7 @@ def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standin
     return Standing(
         run=name,
         model=str(asked) if asked else None,
+        pinned=state.pinned,
         reasons=_reasons(counters),
         sealed=state.sealed,
         proven=_is_for(ended or b"", counts),

@@ -1,5 +1,7 @@
 """What is known of a run besides numbers. Pure."""
 
+from typing import Any
+
 import msgspec
 
 from common.flow import LONGEST_SILENCE_S
@@ -11,6 +13,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run: Its name, for commands that people are told; empty writes RUN.
         model: The served model that it asks for, or began with; None for whatever comes.
+        pinned: What its first server was (`common.pins`); None before any.
         waits_behind: The run that is claimed from first, for people; empty when there is none.
         reasons: Why prompts failed, and how often; earlier tries of a retry count too.
         sealed: No more prompts will come.
@@ -28,6 +31,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str = ""
     model: str | None = None
+    pinned: dict[str, Any] | None = None
     waits_behind: str = ""
     reasons: dict[str, int] = {}
     sealed: bool = True

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from common import connect
 from common.models import Claim, RunRecord
+from common.pins import difference, identity_of
 from common.queue import Runs
 from common.queue.runs import unknown_run
 from workers.loads import ServerIdentity
@@ -23,14 +24,6 @@ log = logging.getLogger(__name__)
 REFRESH_S = 1.0
 SAY_S = 60.0
 DEFAULT_MARK_BYTES = 2 * 1024**3
-_PINNED = (
-    "model",
-    "model_path",
-    "context_length",
-    "template_hash",
-    "reasoning_parser",
-    "sampling_defaults",
-)
 
 
 class Eligible:
@@ -51,10 +44,11 @@ class Eligible:
         self._runs = Runs(client)
         self._only = only
         self._records: dict[str, RunRecord] = {}
-        # A run's uid -> what its first server pinned; that never changes.
+        # What the run's first server pinned; the store's word corrects that of a rewound Redis.
         self._pinned: dict[str, dict[str, Any]] = {}
         # A run's uid -> the server that cannot serve it, and why.
         self._left_out: dict[str, tuple[ServerIdentity | None, str]] = {}
+        self._said_odd: set[tuple[str, str]] = set()
         # What `_fitting` was made from: the records and the server.
         self._judged: tuple[dict[str, RunRecord], ServerIdentity] | None = None
         self._fitting: list[str] = []
@@ -110,12 +104,15 @@ class Eligible:
 
     def refresh(self) -> None:
         """Read the runs and Redis's limit anew."""
-        found = self._runs.records()
+        found = {
+            name: each
+            for name, each in self._runs.records_and_pins().items()
+            if not self._only or name in self._only
+        }
         with connect.mapping_errors(self._client):
             limit = int(self._client.info("memory").get("maxmemory", 0))
-        self._records = {
-            name: record for name, record in found.items() if not self._only or name in self._only
-        }
+        self._pinned = {name: pinned for name, (_, pinned) in found.items() if pinned is not None}
+        self._records = {name: record for name, (record, _) in found.items()}
         self._mark_bytes = min(DEFAULT_MARK_BYTES, limit // 4) if limit else DEFAULT_MARK_BYTES
         self._read_at_s = time.monotonic()
         self._say_unknown()
@@ -134,6 +131,8 @@ class Eligible:
         wrong = "" if fitting else next((why for why in reasons.values() if why), "")
         if wrong and wrong != self.wrong_model:
             log.error("%s", wrong)
+        if fitting:
+            self._say_odd(reasons, identity)
         self.wrong_model = wrong
         return fitting
 
@@ -148,19 +147,26 @@ class Eligible:
                 "start the right model behind it"
             )
         was = self._pinned_of(record, identity)
-        for field in _PINNED:
-            have = getattr(identity, field)
-            if field in was and was[field] != have:
-                return (
-                    f"run {record.run} began with {field} {was[field]}, this server has {have}: "
-                    "it gets no job of this run"
-                )
-        return ""
+        differs = difference(was, identity_of(identity))
+        if not differs:
+            return ""
+        return (
+            f"run {record.run} began with a server that differs from this one ({differs}): it "
+            "gets no job of this run"
+        )
+
+    def _say_odd(self, reasons: dict[str, str], identity: ServerIdentity) -> None:
+        """Say once of a server that others keep busy which runs of its model it does not fit."""
+        for name, why in reasons.items():
+            # Of another model it is where other runs want it; of this one somebody erred.
+            same = self._pinned.get(name, {}).get("model") == identity.model
+            if why and same and (name, why) not in self._said_odd:
+                self._said_odd.add((name, why))
+                log.warning("%s", why)
 
     def _pinned_of(self, record: RunRecord, identity: ServerIdentity) -> dict[str, Any]:
         """Read what the run's first server was, which is this one where there was none."""
-        was = self._pinned.get(record.uid)
+        was = self._pinned.get(record.run)
         if was is None:
-            mine = {field: getattr(identity, field) for field in _PINNED}
-            was = self._pinned[record.uid] = self._runs.pin(record.run, mine)
+            was = self._pinned[record.run] = self._runs.pin(record.run, identity_of(identity))
         return was

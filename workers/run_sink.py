@@ -20,6 +20,7 @@ from common.emptied import refuse_emptied, unaccepted
 from common.errors import HeadraceError, StoreEmptiedError
 from common.feeder import Feeder
 from common.models import RunRecord
+from common.queue import Runs
 from common.queue.audit import EVERY_MS
 from common.queue.maintenance import ended_signature
 from common.queue.sinklease import PartitionLease, PartitionLostError
@@ -192,14 +193,18 @@ class RunSink:
         audit_and_restore(self._client, self.store, self.record, every_ms=EVERY_MS)
 
     def _keep_pinned(self) -> None:
-        """Keep the identity of the model in the store too, so that a rebuild has it."""
+        """Keep the identity of the model in the store too: what was kept first stands."""
         if self._pinned or 0 not in self.leases:
             return
         with connect.mapping_errors(self._client):
             pinned = self._client.hget(names.run(self.record.run), "pinned")
-        if pinned:
-            self.store.put_if_absent(names.PINNED, cast("bytes", pinned))
-            self._pinned = True
+        if not pinned:
+            return
+        if not self.store.put_if_absent(names.PINNED, cast("bytes", pinned)):
+            stored = self.store.get(names.PINNED)
+            if stored:
+                Runs(self._client).pin_again(self.record.run, stored)
+        self._pinned = True
 
     def _end(self, view: RunView) -> Standing:
         if not view.all_ended or view.entries:

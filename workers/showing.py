@@ -9,6 +9,7 @@ from functools import partial
 
 from common.errors import RedisUnusableError
 from common.group_figures import GroupFigures
+from common.pins import identity_of
 from workers.core import Core
 from workers.finisher import Finisher
 from workers.keeper import Keeper
@@ -84,6 +85,7 @@ class Showing:
             strategy=identity.strategy if identity else None,
             server_version=identity.version if identity else None,
             model=identity.model if identity else None,
+            identity=identity_of(identity) if identity else None,
             occupancy=self._occupancy(now_s),
             oldest_s=self._core.holdings.oldest_s(now_s),
             ages_s=self._core.holdings.ages_s(now_s),

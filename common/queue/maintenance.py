@@ -144,6 +144,10 @@ class Maintenance:
         """Note for which state `_SUCCESS` was written; empty when there is none."""
         self._turn("ended", signature)
 
+    def pin(self, identity: bytes) -> None:
+        """Set what the run's first server was, JSON, to what the store says."""
+        self._turn("pin", identity)
+
     def close(
         self,
         seqs: Sequence[int],

@@ -70,17 +70,23 @@ class Runs:
             found = cast("list[bytes]", self._client.zrange(names.RUNS, 0, -1))
         return [raw.decode() for raw in found]
 
-    def records(self) -> dict[str, RunRecord]:
-        """Read the records of all runs, in claim order, in two round trips."""
+    def records_and_pins(self) -> dict[str, tuple[RunRecord, dict[str, Any] | None]]:
+        """Read all runs in claim order, each with what its first server pinned, None before any.
+
+        Two round trips.
+        """
         listed = self.names()
         with self._errors(), self._client.pipeline(transaction=False) as pipe:
             for name in listed:
-                pipe.hget(names.run(name), "record")
+                pipe.hmget(names.run(name), ["record", "pinned"])
             found = pipe.execute()
         return {
-            name: msgspec.json.decode(raw, type=RunRecord)
-            for name, raw in zip(listed, found, strict=True)
-            if raw
+            name: (
+                msgspec.json.decode(record, type=RunRecord),
+                msgspec.json.decode(pinned) if pinned else None,
+            )
+            for name, (record, pinned) in zip(listed, found, strict=True)
+            if record
         }
 
     def state(self, name: str) -> RunState | None:
@@ -175,6 +181,11 @@ class Runs:
             self._client.hsetnx(names.run(name), "pinned", msgspec.json.encode(identity))
             raw = self._client.hget(names.run(name), "pinned")
         return cast("dict[str, Any]", msgspec.json.decode(cast("bytes", raw)))
+
+    def pin_again(self, name: str, identity: bytes) -> None:
+        """Take what the store says the first server was, JSON, for what this Redis says."""
+        with self._errors():
+            self._client.hset(names.run(name), "pinned", identity)
 
     def tombstoned(self, name: str) -> bool:
         """Tell whether the run was forgotten on purpose within the last 24 hours."""

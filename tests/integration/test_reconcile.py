@@ -604,6 +604,18 @@ def test_adopting_lifts_the_tombstone_and_keeps_a_cancellation_and_the_pinned_mo
     assert state.pinned == {"model": "m"}
 
 
+def test_the_stores_pin_stands_against_one_that_a_rewound_redis_took_since(
+    server: RedisServer, world: World
+) -> None:
+    world.store.put_if_absent(names.PINNED, b'{"model":"first"}')
+    restart(server, world)
+    assert world.runs.pin(RUN, {"model": "other"}) == {"model": "other"}
+
+    reconcile(world.client, world.store, world.record)
+
+    assert world.runs.pin(RUN, {"model": "third"}) == {"model": "first"}
+
+
 def test_what_only_progress_remembers_goes_on_after_a_rebuild(
     server: RedisServer, world: World
 ) -> None:

@@ -231,6 +231,24 @@ def test_another_runs_server_is_the_wrong_model_for_this_one_alone() -> None:
     assert figures(counts(), groups=[other], run="theirs", model="big")["status"] == "running"
 
 
+def test_a_server_of_the_right_model_that_was_started_otherwise_is_named() -> None:
+    servers = [("small", "qwen3"), ("small", None), ("big", "qwen3")]
+    groups = [
+        group(group=f"gpu{gpu}@h", model=model, identity={"model": model, "reasoning_parser": own})
+        for gpu, (model, own) in enumerate(servers)
+    ]
+    was = {"model": "small", "reasoning_parser": "qwen3"}
+
+    told = figures(counts(), groups, run="mine", model="small", pinned=was)
+
+    assert told["status"] == "running"
+    states = [each["state"] for each in told["worker_groups"]]
+    assert states == ["ready", "wrong_model", "wrong_model"]
+    (warning,) = told["warnings"]
+    assert warning.startswith("gpu1@h serves the right model otherwise than run mine began with")
+    assert "reasoning_parser None instead of qwen3" in warning
+
+
 def test_the_rate_of_a_run_that_is_over_is_that_of_all_its_work() -> None:
     done = msgspec.structs.replace(DONE, active_ms=20_000)
 

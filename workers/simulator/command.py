@@ -58,6 +58,21 @@ class SlowType(click.ParamType[tuple[int, float]]):
             self.fail(f"{value!r} is not INDEX:FACTOR, such as 2:0.5", param, ctx)
 
 
+class InfoType(click.ParamType[tuple[str, Any]]):
+    """`MEMBER=JSON`."""
+
+    name = "member=json"
+
+    @override
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, Any]:
+        """See click."""
+        name, equals, text = value.partition("=")
+        try:
+            return name, msgspec.json.decode(text if equals else "")
+        except msgspec.DecodeError:
+            self.fail(f"{value!r} is not MEMBER=JSON", param, ctx)
+
+
 def _version(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     if not re.fullmatch(r"\d+\.\d+\.\d+(\..+)?", value):
         raise click.BadParameter(f"{value!r} is not a version such as 0.5.23 or 0.5.12.post1")
@@ -180,6 +195,13 @@ ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
     metavar="INDEX:FACTOR",
     help="Let one server run at a share of the pace, e.g. 2:0.5.",
 )
+@click.option(
+    "--info",
+    type=InfoType(),
+    multiple=True,
+    metavar="MEMBER=JSON",
+    help="What /server_info says instead, e.g. reasoning_parser='\"qwen3\"'.",
+)
 @click.option("--reasoning", is_flag=True, help="Answer with reasoning_content.")
 @click.option(
     "--dirty",
@@ -235,8 +257,15 @@ ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 )
 @click.option("--until-eof", is_flag=True, help="End when standard input does.")
 @click.option("--json", "as_json", is_flag=True, help="Print ports as one JSON object on stdout.")
-def simulate(*, faults: tuple[Fault, ...], as_json: bool, slow: tuple[tuple[int, float], ...],
-             until_eof: bool, **options: Any) -> None:  # fmt: skip
+def simulate(
+    *,
+    faults: tuple[Fault, ...],
+    as_json: bool,
+    slow: tuple[tuple[int, float], ...],
+    info: tuple[tuple[str, Any], ...],
+    until_eof: bool,
+    **options: Any,
+) -> None:
     """Stand in for SGLang servers, without a GPU or a model.
 
     \b
@@ -252,7 +281,7 @@ def simulate(*, faults: tuple[Fault, ...], as_json: bool, slow: tuple[tuple[int,
         short = options["latency"] is not None
         options["answer_tokens"] = parse_distribution("64" if short else "lognormal:3150:0.8")
     try:
-        plain = msgspec.to_builtins({**options, "slow": dict(slow)})
+        plain = msgspec.to_builtins({**options, "slow": dict(slow), "info": dict(info)})
         settings = msgspec.convert(plain, Settings)
     except msgspec.ValidationError as error:
         raise click.UsageError(str(error)) from error

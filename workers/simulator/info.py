@@ -65,6 +65,7 @@ def model_info(settings: Settings) -> Json:
         "has_audio_understanding": False,
         "model_type": "qwen3_next",
         "architectures": ["Qwen3NextForCausalLM"],
+        **settings.info,
     }
 
 
@@ -88,6 +89,7 @@ def server_info(settings: Settings, engine: Engine, *, port: int, status: str) -
         "max_req_input_len": settings.max_input_tokens,
         "internal_states": [states],
         "version": settings.sglang_version,
+        **settings.info,
     }
 
 

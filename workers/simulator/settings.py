@@ -1,7 +1,7 @@
 """Everything that the simulator is told at its start, checked once and passed as a value."""
 
 import functools
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -57,6 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         disconnect_poll_s: Seconds until the server notices that a client has gone.
         known_rids_only: Ignore an abort whose rid is not that of an open request, as a server
             with one tokenizer worker does (the default there), before the prefix is looked at.
+        info: Members of /server_info and /model_info that differ from what else is set.
         log: File that gets a line at each request's begin and end.
         sglang_log: File that gets SGLang's own lines; `{port}` in it is replaced.
     """
@@ -89,6 +90,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     keep_alive_s: Positive = 5.0
     disconnect_poll_s: NonNegative = 4.0
     known_rids_only: bool = False
+    info: dict[str, Any] = msgspec.field(default_factory=dict)
     log: str | None = None
     sglang_log: str | None = None
 

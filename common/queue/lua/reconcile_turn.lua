@@ -36,6 +36,12 @@ local function distrust()
   return {'ok'}
 end
 
+-- The model that the store says the run began with: a rewound Redis may have taken another since.
+local function pin()
+  redis.call('HSET', run_key(run), 'pinned', ARGV[6])
+  return {'ok'}
+end
+
 local function finish()
   redis.call('DEL', maintenance_key(run))
   return {'ok'}
@@ -107,5 +113,5 @@ local function close()
 end
 
 local operations = {renew = renew, distrust = distrust, finish = finish, facts = facts,
-  ended = ended, close = close}
+  ended = ended, close = close, pin = pin}
 return operations[operation]()
