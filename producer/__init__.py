@@ -13,6 +13,7 @@ a prompt is its key.
     commands/                  one module a command; they parse, call, print
     peek harmless              a few results to look at, in bounded reads; nothing acts on a screen
     verify export status …     what a user asks; verify and export read the store alone
+    formats/                   one module a file format of export, with its readers' rules
 
 Samples (`--samples N`) are no parameter of the run: a row is read, checked and spooled once, and
 becomes N prompts when it is given out. So a larger N later adds what is missing, and a smaller one

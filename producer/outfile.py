@@ -18,8 +18,34 @@ _STEP_BYTES = 1 << 20
 Write = Callable[[bytes], Any]
 
 
+class OutFile:
+    """What a file is written through: as much of a binary file as its writers ask for."""
+
+    closed = False
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._bytes = 0
+
+    def write(self, data: bytes) -> int:
+        """Write all of it."""
+        self._write(data)
+        self._bytes += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        """Give how many bytes were written, before they are compressed."""
+        return self._bytes
+
+    def flush(self) -> None:
+        """Do nothing: the file is flushed when it is whole."""
+
+    def close(self) -> None:
+        """Do nothing: who opened it closes it."""
+
+
 @contextmanager
-def whole_file(name: str) -> Iterator[Write]:
+def whole_file(name: str) -> Iterator[OutFile]:
     """Give what writes to `name`; the file appears under its name when the block ends well.
 
     Raises:
@@ -27,19 +53,15 @@ def whole_file(name: str) -> Iterator[Write]:
         BackendError: It cannot be written.
     """
     if name == STDOUT:
-        yield sys.stdout.buffer.write
+        yield OutFile(sys.stdout.buffer.write)
         sys.stdout.buffer.flush()
         return
-    path = Path(name)
-    if not path.parent.is_dir():
-        raise UsageError(f"{name}: there is no directory {path.parent}")
-    if path.is_dir():
-        raise UsageError(f"{name} is a directory: give the name of a file")
+    path = check_target(name)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as raw:
             with _packing(path, raw) as file:
-                yield file.write
+                yield OutFile(file.write)
             raw.flush()
             os.fsync(raw.fileno())
         part.replace(path)
@@ -49,6 +71,25 @@ def whole_file(name: str) -> Iterator[Write]:
         raise BackendError(f"{name} cannot be written: {error.strerror}") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def check_target(name: str) -> Path:
+    """Refuse a name that no file can have, before hours of reading.
+
+    Raises:
+        UsageError: It is a directory, in none, or somewhere else than on this machine.
+    """
+    if "://" in name:
+        raise UsageError(
+            f"{name}: --to takes a file; for another place write to stdout, as in "
+            f"`… --to - | aws s3 cp - {name}`"
+        )
+    path = Path(name)
+    if not path.parent.is_dir():
+        raise UsageError(f"{name}: there is no directory {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"{name} is a directory: give the name of a file")
+    return path
 
 
 def _packing(path: Path, raw: IO[bytes]) -> IO[bytes]:

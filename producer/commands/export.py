@@ -1,4 +1,4 @@
-"""`producer export`: a run's results as one file, in the order of its input."""
+"""`producer export`: a run's results as one file."""
 
 import os
 import sys
@@ -7,7 +7,8 @@ import click
 
 from common.advice import count_of
 from common.options import REDIS
-from producer.export import Exported, export
+from producer.export import Exported, Order, Target, export
+from producer.formats import FORMATS
 from producer.locate import locate
 from producer.meter import Meter
 from producer.options import ENDPOINT_URL, OUTPUT_IN_PLACE_OF_REDIS, where_of
@@ -20,14 +21,25 @@ from producer.outfile import STDOUT
 @click.option(
     "--format",
     "row_format",
-    type=click.Choice(["jsonl"]),
+    type=click.Choice(FORMATS),
     default="jsonl",
     show_default=True,
     envvar="HEADRACE_EXPORT_FORMAT",  # HEADRACE_FORMAT is how a run's shards are written
-    help="The only choice: a JSON object a line.",
+    help="What the file is for; see above.",
 )
-@click.option("--failures", metavar="FILE", help="Also write what failed or was cancelled there.")
-@click.option("--partial", is_flag=True, help="End with 0 though not all is completed.")
+@click.option(
+    "--order",
+    type=click.Choice(["input", "completed"]),
+    default="input",
+    show_default=True,
+    help="As the prompts stand in their files, or as the results came.",
+)
+@click.option(
+    "--failures",
+    metavar="FILE",
+    help="Also write what failed or was cancelled there, as JSON lines.",
+)
+@click.option("--partial", is_flag=True, help="End with 0 though not all is in the file.")
 @OUTPUT_IN_PLACE_OF_REDIS
 @ENDPOINT_URL
 @REDIS
@@ -36,43 +48,72 @@ def command(
     *,
     to: str,
     row_format: str,
+    order: Order,
     failures: str | None,
     partial: bool,
     output: str | None,
     endpoint_url: str | None,
     redis: str | None,
 ) -> int:
-    """Write the completions of RUN to a file, in input order.
+    """Write the completions of RUN to one file, each prompt once.
 
-    Each prompt once. Of a run that goes on it writes what is in the store by now. Ends with 1 when
-    a prompt of the run has no completion, unless --partial says that this is as wanted.
+    Of a run that goes on it writes what is in the store by now, and says how many are missing.
+    Ends with 1 when a completion of a prompt of the run is not in the file, unless --partial says
+    that this is as wanted. The file appears under its name when it is whole.
+
+    \b
+    Formats:
+        jsonl        every row as it is in the store
+        openai       output file of an OpenAI batch; --failures gets its error file
+        specforge    SpecForge's training file: id, conversations, tools
+        speculators  what `speculators prepare-data` of vLLM reads
+        sharegpt     from/value; reasoning as <think>, calls as <tool_call> in the text
+        parquet      flat columns, messages as lists; needs pyarrow
+
+    Each choice and each sample is a line of its own where a line is a conversation. Completions
+    that a format cannot hold (no conversation, no text) are left out and counted.
 
     \b
     Example:
         producer export prompts --to answers.jsonl
         producer export prompts --to - --failures failed.jsonl | head -n 3
+        producer export prompts --format openai --to out.jsonl --failures errors.jsonl
+        producer export prompts --format specforge --to train.jsonl
+        producer export prompts --format speculators --to train.jsonl
+        producer export prompts --format sharegpt --to train.jsonl.gz
+        producer export prompts --format parquet --to answers.parquet --order completed
     """
-    del row_format  # the only one as yet
     if failures == STDOUT:
         raise click.UsageError("--failures needs a file of its own: stdout is for --to -")
+    target = Target(to=to, failures=failures, format=row_format, order=order)
     where = where_of(run, output=output, endpoint_url=endpoint_url, redis=redis)
     record, store = locate(where)
     try:
-        told = export(record, store, to=to, failures=failures, meter=Meter)
+        told = export(record, store, target, meter=Meter)
     except BrokenPipeError:
         # Whoever reads has seen enough; Python would complain once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    click.echo(f"producer: {_text(run, to, told)}", err=True)
+    for sentence in (_text(run, to, told), *_asides(told)):
+        click.echo(f"producer: {sentence}", err=True)
     return 0 if told.whole or partial else 1
 
 
 def _text(run: str, to: str, told: Exported) -> str:
-    text = f"wrote {count_of(told.completed, 'completion')} of run {run} to {to}"
+    text = f"wrote {count_of(told.written, 'completion')} of run {run} to {to}"
+    if told.lines != told.written:
+        text = f"{text} as {told.lines:,} lines"
     if told.whole:
         return text
     left = told.accepted - told.completed - told.failed
-    parts = [f"{left:,} have not ended"] if left else []
+    parts = [f"{left:,} have not ended or are not stored yet"] if left else []
     parts += [f"{told.failed:,} failed or were cancelled"] if told.failed else []
+    parts += [f"{count:,} {why}: left out" for why, count in told.skipped.items()]
     parts += ["more prompts may come"] if not told.sealed else []
     return f"{text}, of {count_of(told.accepted, 'prompt')}: {', '.join(parts)}"
+
+
+def _asides(told: Exported) -> list[str]:
+    if told.skipped:
+        return [*told.notes, "what is left out here stands in --format jsonl and parquet"]
+    return told.notes

@@ -14,7 +14,7 @@ from common.models import Params
 from common.queue.sinklease import new_token
 from common.store import open_store
 from common.store.parquet import check_pyarrow, from_parquet, to_parquet
-from producer.export import export
+from producer.export import Target, export
 from producer.meter import Meter
 from producer.objects import fault_of, load
 from tests.support.run_world import World
@@ -61,7 +61,7 @@ def test_verify_and_export_read_it(world: World, tmp_path: Path) -> None:
     for part in [manifest.shard for manifest in every if manifest.shard]:
         assert fault_of(part, load(world.store, part.name), rows=part.rows) == ""
     to = tmp_path / "a.jsonl"
-    told = export(world.record, world.store, to=str(to), failures=None, meter=Meter)
+    told = export(world.record, world.store, Target(to=str(to)), meter=Meter)
     assert told.whole
     assert to.read_bytes().splitlines() == [world.result(n).row for n in range(10)]
 
@@ -78,7 +78,9 @@ def test_the_columns_are_ready_to_train_on(world: World) -> None:
     parquet = importlib.import_module("pyarrow.parquet")
     path = Path(world.store.url) / shard
     [first, *_] = parquet.read_table(path).to_pylist()
-    assert first["messages"] == [{"role": "assistant", "content": "answer"}]
+    assert [(one["role"], one["content"]) for one in first["messages"]] == [
+        ("assistant", "answer")
+    ]
     assert first["id"] == "0"
     assert first["completion_tokens"] == 6
 
@@ -124,4 +126,4 @@ def test_token_ids_have_columns_in_a_run_that_keeps_them(world: World) -> None:
     kept = read(io.BytesIO(to_parquet([msgspec.json.encode(with_ids)])))
     assert kept.column("token_ids").to_pylist() == [[5, 6, 151_645]]
     assert kept.column("loss_mask").to_pylist() == [[0, 0, 1]]
-    assert "token_ids" not in read(io.BytesIO(to_parquet([plain]))).column_names
+    assert read(io.BytesIO(to_parquet([plain]))).column("token_ids").to_pylist() == [None]

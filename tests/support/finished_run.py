@@ -94,6 +94,10 @@ class FinishedRun:
             return {"messages": [{"role": "user", "content": f"prompt {number} é"}]}
         return {"prompt" if self.endpoint == "completions" else "text": f"prompt {number}"}
 
+    def choices(self, number: int) -> list[Choice]:
+        text = f"answer {number} " + "word " * (number % 7)
+        return [Choice(index=0, content=text, finish_reason="stop")]
+
     def id_json(self, number: int) -> bytes:
         return msgspec.json.encode(f"row-{number}" if number % 2 else number)
 
@@ -158,13 +162,15 @@ class FinishedRun:
 
     def _row(self, claim: Claim, number: int, tokens: int) -> bytes:
         raw = read_prompt(claim.prompt)
-        text = f"answer {number} " + "word " * (number % 7)
-        choice = Choice(index=0, content=text, finish_reason="stop")
+        choices = self.choices(number)
         if self.record.params.keep_token_ids:
             ids, mask = list(range(3 + tokens)), [0] * 3 + [1] * tokens
-            choice = msgspec.structs.replace(choice, token_ids=ids, loss_mask=mask)
+            choices = [
+                msgspec.structs.replace(choice, token_ids=ids, loss_mask=mask)
+                for choice in choices
+            ]
         answer = Answer(
-            choices=[choice],
+            choices=choices,
             usage=Usage(prompt_tokens=3, completion_tokens=tokens),
             empty=False,
             truncated=False,

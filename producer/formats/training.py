@@ -1,0 +1,96 @@
+"""Files of conversations, a line each, in which every line has the same members.
+
+Such files are read with `datasets`, which takes the types of a column from the first 10 MB: a
+member that appears later, or that is null there and a text later, ends the loading with an error.
+So a member stands in every line and message of a file, or in none, and none is null.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from producer.formats.base import LineFormat, UnfitError, read_row
+from producer.formats.conversation import Conversation, Turn, conversations
+from producer.outfile import OutFile
+
+_OPTIONAL = ("reasoning", "tool_calls", "tool_call_id", "name")
+_encode = msgspec.json.Encoder().encode
+
+
+class ConversationFormat(LineFormat):
+    """A line is a conversation; `tools` as JSON text stands in each, where the file has any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members: set[str] = set()
+        """Members of `Turn` that some message of the file has."""
+        self._tools = False
+        self._choices_left = 0
+
+    @override
+    def look(self, row: bytes) -> None:
+        """Note which members the file needs."""
+        try:
+            found = conversations(read_row(row))
+        except UnfitError:
+            return
+        for conversation in found:
+            self._tools |= bool(conversation.tools)
+            for turn in conversation.turns:
+                self.members.update(name for name in _OPTIONAL if getattr(turn, name))
+
+    @override
+    def lines(self, row: bytes) -> Sequence[bytes]:
+        """Give a line for each choice."""
+        completion = read_row(row)
+        found = conversations(completion)
+        self._choices_left += max(0, len(completion.choices) - len(found))
+        return [_encode(self._whole(conversation)) for conversation in found]
+
+    @override
+    def write(self, to: OutFile, rows: Iterable[bytes]) -> None:
+        """Write the file, and say what of its completions is not in it."""
+        super().write(to, rows)
+        if self._choices_left:
+            self.tally.notes.append(
+                f"{self._choices_left:,} choices without text are left out, beside others of "
+                "their prompts"
+            )
+
+    def _whole(self, conversation: Conversation) -> dict[str, Any]:
+        line = self.line(conversation)
+        if self._tools:
+            line["tools"] = conversation.tools
+        return line
+
+    @abstractmethod
+    def line(self, conversation: Conversation) -> dict[str, Any]:
+        """Give a conversation's line, `tools` aside."""
+
+
+class RoleFormat(ConversationFormat):
+    """Messages of role and content: what SpecForge and speculators have in common."""
+
+    @override
+    def line(self, conversation: Conversation) -> dict[str, Any]:
+        """Give a conversation's line."""
+        messages = [self._message(turn) for turn in conversation.turns]
+        return {"id": conversation.id, "conversations": messages}
+
+    def _message(self, turn: Turn) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+        if "reasoning" in self.members:
+            message["reasoning_content"] = turn.reasoning
+        if "tool_calls" in self.members:
+            message.update(self.tool_calls(turn))
+        for name in ("tool_call_id", "name"):
+            if name in self.members:
+                message[name] = getattr(turn, name)
+        return message
+
+    @abstractmethod
+    def tool_calls(self, turn: Turn) -> dict[str, Any]:
+        """Give the member for a message's tool calls, in a file that has some."""
