@@ -9,7 +9,7 @@ import msgspec
 import uvloop
 
 from common import ids
-from common.models import Claim, Params, Prompt
+from common.models import Claim, KeptTurns, Params, Prompt
 from workers.faults import ServerAnswer
 from workers.holdings import Open, Ready
 from workers.requests import Request
@@ -59,6 +59,15 @@ class Nobody:
         del claim, reason
         return before + 1
 
+    async def keep(self, kept: KeptTurns) -> str:
+        """Keep nothing."""
+        del kept
+        return "ok"
+
+    def may_go_on(self) -> bool:
+        """Let every turn follow."""
+        return True
+
 
 async def main(url: str, prompts: int, slots: int) -> None:
     """Serve every prompt with `slots` tasks over one iterator."""
@@ -66,7 +75,7 @@ async def main(url: str, prompts: int, slots: int) -> None:
     rids = Rids(secrets.token_hex(6))
     params = Params(max_tokens=64)
     async with SGLangClient(url, slots=slots) as client:
-        prompter = Prompter(Server(client), Nobody(), rids)
+        prompter = Prompter(Server(client), nobody := Nobody(), rids, nobody)
 
         async def work() -> None:
             slot = rids.take_slot()

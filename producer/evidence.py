@@ -7,8 +7,9 @@ Three kinds of lines, cut so that those of one prompt fit together as bytes:
     row        recorded TAB content TAB id
 
 `content` (32 hex digits) is the hash of what was asked: the messages before the answer, or the
-prompt, and the tools. So a row that bears its own key and another prompt's conversation is found
-even where its hashes were mended by hand.
+prompt, and the tools. Where every answer of a conversation was generated, a null stands for each,
+as in the prompt: all between them is compared, and where they stand. So a row that bears its own
+key and another prompt's conversation is found even where its hashes were mended by hand.
 """
 
 import hashlib
@@ -31,6 +32,7 @@ _RECORD = re.compile(
 
 NO_CONTENT = b"-"
 _ABSENT = (b"", b"null")
+_NULL = msgspec.Raw(b"null")
 _PROMPT_MEMBERS = ("prompt", "text", "input_ids")
 
 
@@ -44,10 +46,20 @@ class _Prompt(msgspec.Struct):
     body: dict[str, msgspec.Raw]
 
 
+class _Message(msgspec.Struct):
+    role: str
+
+
 class _Choice(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     tool_calls: Any = None
+    token_ids: list[int] | None = None
+    loss_mask: list[int] | None = None
+
+
+class _Turn(msgspec.Struct):
+    at: int
     token_ids: list[int] | None = None
     loss_mask: list[int] | None = None
 
@@ -62,6 +74,7 @@ class _Completion(msgspec.Struct):
     usage: Usage
     try_: int = msgspec.field(name="try")
     tools: msgspec.Raw = msgspec.Raw(b"null")
+    turns: list[_Turn] = []
 
 
 class _Failure(msgspec.Struct):
@@ -78,6 +91,7 @@ _completions = msgspec.json.Decoder(_Completion)
 _failures = msgspec.json.Decoder(_Failure)
 _turns = msgspec.json.Decoder(list[msgspec.Raw])
 _choices = msgspec.json.Decoder(_Choice)
+_roles = msgspec.json.Decoder(_Message)
 
 
 def accepted_line(key: bytes, fingerprint: bytes, prompt: bytes) -> bytes:
@@ -135,15 +149,15 @@ def completion_line(row: bytes, manifest: int, *, token_ids: bool = False) -> by
         raise RowError(_why(error, "it is no completion")) from error
     usage = found.usage
     if token_ids:
-        _check_token_ids(found.choices, usage.completion_tokens)
+        _check_token_ids([*found.turns[:-1], *found.choices], usage.completion_tokens)
     what = b"completed\t%d\t%d" % (usage.prompt_tokens, usage.completion_tokens)
     return _row_line(found, what, manifest, content=content)
 
 
-def _check_token_ids(choices: list[_Choice], generated: int) -> None:
+def _check_token_ids(answers: list[_Turn | _Choice], generated: int) -> None:
     masked = 0
-    for choice in choices:
-        ids, mask = choice.token_ids, choice.loss_mask
+    for answer in answers:
+        ids, mask = answer.token_ids, answer.loss_mask
         if ids is None or mask is None:
             raise RowError("it holds no token ids, which the run keeps")
         ones = sum(mask)
@@ -216,7 +230,19 @@ def _content_answered(row: _Completion) -> bytes:
     last, first = _choices.decode(row.messages[-1]), row.choices[0]
     if (last.content, last.reasoning_content) != (first.content, first.reasoning_content):
         raise RowError("its conversation does not end with its first choice")
+    if row.turns:
+        return _content(_without_answers(row.messages, row.turns), row.tools)
     return _content(row.messages[:-1], row.tools)
+
+
+def _without_answers(messages: list[msgspec.Raw], turns: list[_Turn]) -> list[msgspec.Raw]:
+    """Put null where an answer was generated, as in the prompt; nothing else may differ."""
+    asked = list(messages)
+    for turn in turns:
+        if not 0 <= turn.at < len(asked) or _roles.decode(asked[turn.at]).role != "assistant":
+            raise RowError("a turn of it is not where it says")
+        asked[turn.at] = _NULL
+    return asked
 
 
 def _content_failed(row: _Failure) -> bytes:

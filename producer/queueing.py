@@ -24,6 +24,7 @@ from producer.mending import queue_lost, remake
 from producer.meter import MeterFor
 from producer.prompts.reader import STDIN
 from producer.prompts.rows import RowRules
+from producer.prompts.turns import unfit
 from producer.reading import read
 from producer.request import Asked, Fed, Outcome, Request, Say
 
@@ -278,10 +279,19 @@ def _count_only(fed: Fed, standing: Standing) -> None:
 
 
 def _rules(rules: RowRules, asked: Asked, joined: Joined) -> RowRules:
-    """Complete the rules by what the run was created with."""
+    """Complete the rules by what the run was created with.
+
+    Raises:
+        ConflictError: It asks for something that they do not go with.
+    """
     params = joined.record.params if joined.record else None
     limit = asked.max_tokens or (params.max_tokens if params else None)
     model = asked.model or (params.model if params else None)
+    problem = unfit(params.sampling) if params and rules.turns == "all" else ""
+    if problem:
+        raise ConflictError(
+            f"the run keeps what it was created with: {problem}; give another --run"
+        )
     return msgspec.structs.replace(rules, model=model, max_tokens_given=limit is not None)
 
 

@@ -113,6 +113,7 @@ class Spool:
                 body=row.body,
                 source=name,
                 extra=row.extra,
+                turns=row.turns,
             )
         )
         record = RECORD.pack(

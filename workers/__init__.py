@@ -8,8 +8,9 @@ way back. Its lease is renewed until it has left them all.
                serves
     engine     claims, slots, requests, results in one loop         pace     how fast to open, how
                much to hold
-    serve      one prompt: attempt after attempt                    finisher results to Redis in
-               batches
+    serve      one prompt: attempt after attempt, turn after turn
+    turns outcomes                                                  what it asks next, ends as
+    finisher turnkeeper                                             results, turns to Redis
     keeper     slots, leases, reaping, takeover                     watch    is the server there
                and working
     oddities noticing            answers that are nothing to train on, and who says so
@@ -42,6 +43,12 @@ Decisions (2026-11-30):
   is that prompt's own fault: charged, else one odd prompt would stop its group for ever.
 * Suspects of server deaths are tried when nothing else waits, half of those that the same deaths
   cast suspicion on at a time, at last alone; only a death alone convicts.
+* With `--turns all` a prompt stays one job in one slot; its turns follow each other at one server.
+  Each is kept on the job before the next begins; without Redis the serving goes on while its slots
+  hold, then the job goes back with its turns. A turn never begins when its process is to stop or
+  its slots are gone. Redis keeps turns only where they continue what it has, so that two processes
+  which both served a prompt leave one conversation. Attempts count for each turn; a new try begins
+  with the first. `length` ends a turn, not the conversation: it goes on, and the flags tell.
 * 20 faults in a row pause a run; while k of its jobs are in flight, 20 + k are allowed, because
   quick refusals come before slow successes.
 * An answer's text is looked at where it comes in: a loop at its end is found exactly, in 2 us for

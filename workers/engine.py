@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from common.errors import HeadraceError, RedisUnusableError
-from common.models import Claim, Result
+from common.models import Claim, KeptTurns, Result
 from common.queue import ClaimReply, Groups, Jobs
 from common.queue.ledger import request_timeout_s
 from workers.caretaker import Caretaker
@@ -41,6 +41,7 @@ from workers.returns import Returns
 from workers.serve import Prompter, Returned
 from workers.showing import Showing
 from workers.stopping import WindDown
+from workers.turnkeeper import TurnKeeper
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ class Engine:
         self._endings = Endings(
             core, finisher=self._finisher, returns=self._returns, spawn=self._spawn
         )
-        self._prompter = Prompter(core.watch, self, core.rids)
+        self._turns = TurnKeeper(jobs, core.holdings, core.work)
+        self._prompter = Prompter(core.watch, self, core.rids, self)
         self._keeper = Keeper(core, self._endings)
         self._showing = Showing(
             core, keeper=self._keeper, finisher=self._finisher, on_beat=on_beat
@@ -104,10 +106,20 @@ class Engine:
         self._ring()
 
     async def charge(self, claim: Claim, reason: str, *, before: int) -> int:
-        """Count an attempt in Redis (`serve.Charger`)."""
+        """Count an attempt in Redis (`needs.Charger`)."""
         return await self._core.work.ask(
             lambda: self._core.jobs.charge(claim.run, claim.key, reason, before=before)
         )
+
+    async def keep(self, kept: KeptTurns) -> str:
+        """Keep finished turns in Redis (`needs.TurnStore`)."""
+        return await self._turns.keep(kept)
+
+    def may_go_on(self) -> bool:
+        """Whether a slot that has ended a turn may open the next one (`needs.TurnStore`)."""
+        if self.stop.asked.is_set() or not self._watch.ready or self._finisher.full:
+            return False
+        return self._holdings.in_slots <= self._keeper.slots
 
     async def run(self) -> None:
         """Work until told to stop, then drain.
@@ -126,6 +138,7 @@ class Engine:
                     tasks.create_task(self._keeper.keep_leases(), name="leases"),
                     tasks.create_task(self._keeper.reap(), name="reap"),
                     tasks.create_task(self._finisher.run(), name="finish"),
+                    tasks.create_task(self._turns.run(), name="turns"),
                     tasks.create_task(self._returns.run(), name="return"),
                     tasks.create_task(self._showing.run(), name="show"),
                     tasks.create_task(self._watch_parent(), name="parent"),

@@ -70,6 +70,7 @@ class Finisher:
     def add(self, result: Result) -> None:
         """Take over a result; its job gives up its slot now."""
         self._forget(result.run, result.key)
+        self._holdings.turns.pop((result.run, result.key), None)
         self._holdings.unsent[result.run, result.key] = result
         self._waiting_bytes += len(result.row)
         self._wake.set()

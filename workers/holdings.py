@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.models import Claim, Result
+from common.models import Claim, KeptTurns, Result
 
 if TYPE_CHECKING:
     import asyncio
@@ -73,6 +73,7 @@ class Holdings:
         leaving: Holding a slot until their requests are aborted; no longer ours to renew.
         unsent: Ended, not yet recorded in Redis; still leased.
         returning: To be given back as soon as Redis answers; the flag says that the server died.
+        turns: Finished turns of prompts that are not finished, which Redis has not taken yet.
     """
 
     def __init__(self) -> None:
@@ -81,6 +82,7 @@ class Holdings:
         self.leaving: set[Open] = set()
         self.unsent: dict[JobKey, Result] = {}
         self.returning: dict[JobKey, bool] = {}
+        self.turns: dict[JobKey, KeptTurns] = {}
 
     def leased(self) -> list[JobKey]:
         """List every job whose lease must be renewed."""

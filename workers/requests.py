@@ -76,6 +76,7 @@ class RawPrompt(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     sample: NonNegativeInt = 0
     extra: msgspec.Raw = msgspec.Raw(b"{}")
+    turns: NonNegativeInt = 0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,11 @@ forgotten.
 """
 
 import asyncio
+import contextlib
 from functools import partial
 
-from common.errors import RedisUnusableError
+from common.errors import RedisFullError, RedisUnusableError
+from common.models import KeptTurns
 from common.queue import Jobs
 from workers.desk import Bell, RedisDesk
 from workers.holdings import Holdings, JobKey
@@ -66,10 +68,21 @@ class Returns:
                 ]
                 if not keys:
                     continue
+                turns = [self._holdings.turns[key] for key in keys if key in self._holdings.turns]
                 try:
-                    await self._desk.ask(partial(self._jobs.give_back, keys, died=died))
+                    await self._desk.ask(partial(self._give_back, keys, died=died, turns=turns))
                 except RedisUnusableError:
                     return False
                 for key in keys:
                     self._holdings.returning.pop(key, None)
+                for kept in turns:
+                    self._holdings.turns.pop((kept.run, kept.key), None)
         return True
+
+    def _give_back(self, keys: list[JobKey], *, died: bool, turns: list[KeptTurns]) -> None:
+        """Keep what is finished of them first: whoever claims them goes on behind it."""
+        if turns:
+            # A full Redis takes jobs back and no turns: those are generated again.
+            with contextlib.suppress(RedisFullError):
+                self._jobs.keep_turns(turns)
+        self._jobs.give_back(keys, died=died)

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from common.models import Choice, Claim, Usage
+from common.models import Choice, Claim, Turn, Usage
 from workers.answers import Answer
 from workers.requests import RawPrompt, Request, params_hash, read_prompt
 from workers.tolerant import MESSAGE_CHARS
@@ -66,6 +66,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         messages: JSON list of the conversation before this answer, where it is not the prompt's
             own because earlier turns were generated too.
         usage: Sum over the turns, where there were several.
+        turns: Their figures, where there were several.
     """
 
     request: Request
@@ -76,6 +77,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     completed_at: str
     messages: bytes | None = None
     usage: Usage | None = None
+    turns: tuple[Turn, ...] = ()
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +91,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         attempts: Attempts of this try, the last one included.
         failed_at: Wall time, ISO 8601 in UTC.
         outcome: failed or cancelled.
+        turn: Which of several turns failed, from 1.
     """
 
     reason: str
@@ -98,6 +101,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     failed_at: str
     outcome: Literal["failed", "cancelled"] = "failed"
+    turn: int | None = None
 
 
 class _Assistant(msgspec.Struct, omit_defaults=True):
@@ -161,6 +165,7 @@ def completion_row(claim: Claim, prompt: RawPrompt, done: Completion) -> bytes:
         b'","flags":', _quoted(done.flags),
         b',"extra":', prompt.extra,
         *((b',"tools":', tools) if tools is not None else ()),
+        *((b',"turns":', _encode(done.turns)) if done.turns else ()),
         b"}",
     ))  # fmt: skip
     if len(row) > MAX_ROW_BYTES:
@@ -194,7 +199,7 @@ def failure_row(claim: Claim, failure: Failure) -> bytes:
         b',"try":%d,"attempts":%d,"failed_at":"' % (claim.try_, failure.attempts),
         failure.failed_at.encode(),
         b'","request":', request,
-        b"}",
+        b',"turn":%d}' % failure.turn if failure.turn else b"}",
     )))  # fmt: skip
 
 

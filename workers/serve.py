@@ -1,35 +1,30 @@
 """Serve one prompt: attempt after attempt until it has ended or goes back (protocol.md §4).
 
 `serve` returns what became of the prompt as a value; it records nothing itself, so that the engine
-alone decides what leaves the process.
+alone decides what leaves the process. What it says at once are charged attempts, and the finished
+turns of a prompt with several; the limits of attempts and of time hold for each turn.
 """
 
 import asyncio
-import datetime as dt
 import random
-import time
-from typing import Protocol
 
 import msgspec
 
 from common.errors import RedisUnusableError, ServerUnusableError
-from common.models import Claim, Params, Result
+from common.models import Params, Result, Turn
 from workers.answers import Answer
 from workers.clamp import clamped_request
 from workers.faults import AttemptError, Kind, ServerAnswer, Verdict, after_probe, classify, wait_s
 from workers.holdings import Open
+from workers.needs import Charger, Server, TurnStore
 from workers.oddities import Lately
+from workers.outcomes import answer_of, convicts, failed, kept_turns, poison, utc_now
 from workers.requests import Request, build_request, read_prompt
 from workers.rids import Rids
-from workers.rows import (
-    Completion,
-    Failure,
-    Origin,
-    RowTooLargeError,
-    completion_row,
-    failure_row,
-)
+from workers.rows import MAX_ROW_BYTES, Completion, RowTooLargeError, completion_row
 from workers.token_ids import lacking
+from workers.turnkeeper import USELESS
+from workers.turns import Conversation
 
 ATTEMPT_PAUSE_S = 0.2
 """Between a charged attempt and the next, so that a quick fault does not spin."""
@@ -51,59 +46,15 @@ class Returned(msgspec.Struct, frozen=True):
     misfit: str = ""
 
 
-class Server(Protocol):
-    """What serving a prompt needs of its server; `workers.watch` gives it."""
-
-    @property
-    def origin(self) -> Origin:
-        """What result rows say of where they came from."""
-
-    @property
-    def context_length(self) -> int | None:
-        """Tokens of prompt and answer together, None when the server does not say."""
-
-    async def generate(
-        self, request: Request, deadline_s: float, *, fresh: bool = False
-    ) -> ServerAnswer:
-        """Send a request, if so told on a fresh connection; raises `AttemptError`."""
-
-    async def alive(self) -> bool:
-        """Ask for one token; True when it came."""
-
-    def cuts(self, prompt_tokens: int) -> bool:
-        """Whether the server has cut a prompt of so many tokens to what fits."""
-
-    def ask_for_rest(self, rest_s: float) -> None:
-        """Take note that the server wants to be left alone for so long."""
-
-    def rest_s(self) -> float:
-        """How much of that is left."""
-
-
-class Charger(Protocol):
-    """Charges attempts durably."""
-
-    async def charge(self, claim: Claim, reason: str, *, before: int) -> int:
-        """Count an attempt in Redis.
-
-        Args:
-            claim: Whose.
-            reason: One word.
-            before: Attempts so far.
-
-        Returns:
-            How many this try has now.
-        """
-
-
 class Prompter:
     """Serves prompts at one server with one process's ids."""
 
-    def __init__(self, server: Server, charger: Charger, rids: Rids) -> None:
+    def __init__(self, server: Server, charger: Charger, rids: Rids, turns: TurnStore) -> None:
         self.server = server
         self.charger = charger
         self.rids = rids
         self.lately = Lately()
+        self.turns = turns
 
     async def serve(self, job: Open, params: Params, timeout_s: float) -> Result | Returned:
         """Make attempts until the prompt has ended or must go back.
@@ -136,12 +87,16 @@ class _Serving:
         self._charger = prompter.charger
         self._rids = prompter.rids
         self._lately = prompter.lately
+        self._turns = prompter.turns
         self._job = job
         self._params = params
         self._timeout_s = timeout_s
         self._attempts = job.claim.attempts
         self._refusals = 0
         self._prompt = read_prompt(job.claim.prompt)
+        self._talk: Conversation | None = None
+        if self._prompt.turns:
+            self._talk = Conversation(self._prompt, job.claim.turns)
         self._request = self._build()
 
     async def run(self) -> Result | Returned:
@@ -151,7 +106,10 @@ class _Serving:
             outcome = await self._attempt()
             verdict = await self._settle(classify(self._request, outcome), outcome)
             self._job.rid = ""
-            ended = self._end(verdict, outcome) or await self._go_on(verdict)
+            if verdict.kind is Kind.COMPLETED and isinstance(outcome, ServerAnswer):
+                ended = await self._came(verdict, outcome)
+            else:
+                ended = self._end(verdict, outcome) or await self._go_on(verdict)
             if ended is not None:
                 return ended
 
@@ -162,7 +120,7 @@ class _Serving:
 
     def _build(self) -> Request:
         return build_request(
-            self._prompt,
+            self._talk.prompt if self._talk else self._prompt,
             self._params,
             model=self._server.origin.model,
             rid=self._rids.next(self._job.slot),
@@ -190,12 +148,18 @@ class _Serving:
             return msgspec.structs.replace(verdict, kind=Kind.ANSWER)
         return verdict
 
+    async def _came(self, verdict: Verdict, outcome: ServerAnswer) -> Result | Returned | None:
+        """Take an answer: the completion, or one turn of several."""
+        flags = self._flags(verdict.flags, answer_of(verdict))
+        verdict = msgspec.structs.replace(verdict, flags=flags)
+        if self._talk and not self._talk.is_last:
+            return await self._next_turn(self._talk, verdict, outcome)
+        return self._completed(verdict, outcome)
+
     def _end(
         self, verdict: Verdict, outcome: ServerAnswer | AttemptError
     ) -> Result | Returned | None:
         """Say what the prompt ends as, None when another attempt may follow."""
-        if verdict.kind is Kind.COMPLETED:
-            return self._completed(verdict, outcome)
         if self._job.leaving:
             # Aborted by us: whoever did it has said what becomes of the job.
             return Returned()
@@ -234,6 +198,42 @@ class _Serving:
             left_s = self._server.rest_s() * (1 + jitter / 4)
         self._job.resting = False
 
+    async def _next_turn(
+        self, talk: Conversation, verdict: Verdict, outcome: ServerAnswer
+    ) -> Result | Returned | None:
+        """Keep a turn that has come and get ready for the next one; None when that may begin."""
+        talk.finish_turn(answer_of(verdict), self._figures(talk, verdict, outcome))
+        self._attempts = self._refusals = 0
+        if len(talk.kept) > MAX_ROW_BYTES:
+            return self._too_large(RowTooLargeError(len(talk.kept)))
+        word = await self._turns.keep(kept_turns(self._job.claim, talk.kept))
+        await self._until_rested()
+        if word in USELESS or self._job.leaving or not self._turns.may_go_on():
+            # Whoever has the job next goes on behind the turns that are kept.
+            return Returned()
+        self._request = self._build()
+        return None
+
+    async def _until_rested(self) -> None:
+        """Wait while the server wants to be left alone."""
+        self._job.resting = True
+        while (left_s := self._server.rest_s()) > 0:  # noqa: ASYNC110 - it knows how long
+            await asyncio.sleep(left_s)
+        self._job.resting = False
+
+    def _figures(self, talk: Conversation, verdict: Verdict, outcome: ServerAnswer) -> Turn:
+        answer = answer_of(verdict)
+        return Turn(
+            at=talk.at,
+            finish_reason=answer.choices[0].finish_reason,
+            usage=answer.usage,
+            latency_s=round(outcome.latency_s, 3),
+            attempts=self._attempts + 1,
+            server=self._server.origin.server,
+            completed_at=utc_now(),
+            flags=list(verdict.flags),
+        )
+
     async def _charge(self, verdict: Verdict) -> int:
         before = self._attempts
         try:
@@ -260,24 +260,26 @@ class _Serving:
             return poison(self._job.claim, server=self._server.origin.server)
         return Returned(died=reached, fault=verdict.reason)
 
-    def _completed(self, verdict: Verdict, outcome: ServerAnswer | AttemptError) -> Result:
-        if verdict.answer is None or not isinstance(outcome, ServerAnswer):
-            raise AssertionError("a completion has an answer")
-        claim = msgspec.structs.replace(self._job.claim, attempts=self._attempts)
-        flags = self._flags(verdict.flags, verdict.answer)
+    def _completed(self, verdict: Verdict, outcome: ServerAnswer) -> Result:
+        answer, talk = answer_of(verdict), self._talk
         done = Completion(
             request=self._request,
-            answer=verdict.answer,
+            answer=answer,
             origin=self._server.origin,
-            flags=flags,
+            flags=verdict.flags,
             latency_s=outcome.latency_s,
             completed_at=utc_now(),
         )
+        attempts = self._attempts
+        if talk:
+            done = talk.completed(done, self._figures(talk, verdict, outcome))
+            attempts = talk.attempts - 1
+        claim = msgspec.structs.replace(self._job.claim, attempts=attempts)
         try:
             row = completion_row(claim, self._prompt, done)
         except RowTooLargeError as error:
-            too_large = Verdict(kind=Kind.PROMPT, reason="too_large", message=str(error))
-            return self._failed(too_large, self._attempts + 1)
+            return self._too_large(error)
+        usage = done.usage or answer.usage
         return Result(
             run=claim.run,
             uid=claim.uid,
@@ -286,9 +288,9 @@ class _Serving:
             try_=claim.try_,
             outcome="completed",
             row=row,
-            input_tokens=verdict.answer.usage.prompt_tokens,
-            output_tokens=verdict.answer.usage.completion_tokens,
-            flags=flags,
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
+            flags=done.flags,
         )
 
     def _flags(self, flags: tuple[str, ...], answer: Answer) -> tuple[str, ...]:
@@ -300,46 +302,11 @@ class _Serving:
             flags += ("prompt_cut",)
         return flags
 
+    def _too_large(self, error: RowTooLargeError) -> Result:
+        verdict = Verdict(kind=Kind.PROMPT, reason="too_large", message=str(error))
+        return self._failed(verdict, self._attempts + 1)
+
     def _failed(self, verdict: Verdict, attempts: int) -> Result:
         server = self._server.origin.server
-        return failed(self._job.claim, verdict, attempts=attempts, server=server)
-
-
-def convicts(job: Open) -> bool:
-    """Whether a death of the server is this prompt's: alone there, after deaths with others."""
-    return job.alone and job.claim.deaths >= 1
-
-
-def poison(claim: Claim, *, server: str) -> Result:
-    """Make the failure of a prompt with which the server died while it was alone there."""
-    verdict = Verdict(kind=Kind.PROMPT, reason="poison", message="the server died with it, alone")
-    return failed(claim, verdict, attempts=None, server=server)
-
-
-def failed(claim: Claim, verdict: Verdict, *, attempts: int | None, server: str) -> Result:
-    """Make the failure of a prompt from the verdict on its last attempt."""
-    failure = Failure(
-        reason=verdict.reason,
-        status=verdict.status,
-        message=verdict.message,
-        server=server,
-        attempts=claim.attempts if attempts is None else attempts,
-        failed_at=utc_now(),
-    )
-    return Result(
-        run=claim.run,
-        uid=claim.uid,
-        key=claim.key,
-        fingerprint=claim.fingerprint,
-        try_=claim.try_,
-        outcome="failed",
-        row=failure_row(claim, failure),
-        reason=verdict.reason,
-    )
-
-
-def utc_now() -> str:
-    """Give the wall time as ISO 8601 in UTC, to the millisecond."""
-    seconds = time.time()
-    moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        turn = self._talk.number if self._talk else None
+        return failed(self._job.claim, verdict, attempts=attempts, server=server, turn=turn)

@@ -6,8 +6,8 @@ construction. `schema` numbers grow only by adding members.
 
 from common.models.inputs import InputRow, Prompt, Seal
 from common.models.kinds import Endpoint, NonNegativeInt, Outcome, PositiveInt, State
-from common.models.queued import Claim, Entry, Result
-from common.models.rows import Choice, CompletionRow, FailureRow, Usage
+from common.models.queued import Claim, Entry, KeptTurns, Result
+from common.models.rows import Choice, CompletionRow, FailureRow, Turn, Usage
 from common.models.runs import Counts, Params, RunRecord
 from common.models.stored import Manifest, PartFile, Record
 
@@ -20,6 +20,7 @@ __all__ = [
     "Entry",
     "FailureRow",
     "InputRow",
+    "KeptTurns",
     "Manifest",
     "NonNegativeInt",
     "Outcome",
@@ -32,5 +33,6 @@ __all__ = [
     "RunRecord",
     "Seal",
     "State",
+    "Turn",
     "Usage",
 ]

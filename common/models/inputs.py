@@ -20,6 +20,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             endpoint's own shape (`messages` for chat, `prompt` for completions, `text` or
             `input_ids` and `sampling_params` for generate). The flags' parameters are not in it.
         extra: Members of the row that are no part of the request; they come back in the result.
+        turns: How many answers are generated, one after the other (`--turns all`); a null in the
+            `messages` of the body stands where each belongs. 0 for a request with one answer.
     """
 
     id: msgspec.Raw
@@ -29,6 +31,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str = ""
     sample: NonNegativeInt = 0
     extra: dict[str, Any] = {}
+    turns: NonNegativeInt = 0
 
 
 class InputRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         try_: Which try this is, from 1.
         attempts, deaths, lost: Charged attempts, server deaths and lost leases so far in this try.
         prompt: JSON of a `Prompt`.
+        turns: What `KeptTurns` has kept of a prompt with several turns; empty as a rule.
     """
 
     run: str
@@ -25,6 +26,24 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     deaths: int
     lost: int
     prompt: bytes
+    turns: bytes = b""
+
+
+class KeptTurns(msgspec.Struct, frozen=True, kw_only=True):
+    """The finished turns of a prompt that is not finished, to be kept on its job.
+
+    Attributes:
+        run, uid, key, fingerprint, try_: Copied from the claim.
+        turns: All of them so far, a JSON line each: a longer text of the same prompt begins with
+            the shorter ones, and that is how Redis tells whether it continues what is kept.
+    """
+
+    run: str
+    uid: str
+    key: bytes
+    fingerprint: bytes
+    try_: int
+    turns: bytes
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

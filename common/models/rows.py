@@ -43,6 +43,37 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loss_mask: list[Literal[0, 1]] | None = None
 
 
+class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One generated answer of a conversation in which all of them were.
+
+    Attributes:
+        at: Where it stands in `messages`, from 0.
+        finish_reason: stop, length, tool_calls … as the server says.
+        usage: Of this turn's request.
+        latency_s: Of this turn's request.
+        attempts: Requests that it took, the last one included.
+        server: Where it was generated: after a failure another one may have gone on.
+        flags: As in the row.
+        matched_stop and the others: As in `Choice`; those of the last turn are in the row's
+            choices. With `--keep-token-ids` each turn has the ids of its own prompt and answer.
+    """
+
+    at: NonNegativeInt
+    finish_reason: str | None
+    usage: Usage
+    latency_s: float
+    attempts: PositiveInt
+    server: str
+    completed_at: str
+    flags: list[str] = []
+    matched_stop: Any = None
+    logprobs: Any = None
+    prompt_token_ids: list[int] | None = None
+    output_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    loss_mask: list[Literal[0, 1]] | None = None
+
+
 class CompletionRow(msgspec.Struct, frozen=True, kw_only=True):
     """A line of a shard: what was asked, what came, and how.
 
@@ -53,12 +84,15 @@ class CompletionRow(msgspec.Struct, frozen=True, kw_only=True):
         messages: The conversation with the answer in its place, ready to train on; None for
             completions and generate, which have `prompt` instead.
         prompt: Text or token ids as given, None for chat.
-        choices: Every choice.
+        choices: Every choice; of several turns, the last one's.
+        usage: Of several turns, the sum.
         params: What was sent besides content: model, max_tokens, temperature, seed …
         tools: As given; in the row only when the prompt had them.
         params_hash: 16 hex digits of their canonical JSON.
-        flags: Any of `common.quality.FLAGS`.
-        latency_s: From sending the request to the last byte of its answer.
+        attempts, latency_s: Of several turns, the sum. The latency of a request is from sending it
+            to the last byte of its answer.
+        flags: Any of `common.quality.FLAGS`; of several turns, what holds of any.
+        turns: Each generated answer, in order; in the row only where there are several.
     """
 
     id: msgspec.Raw
@@ -84,6 +118,7 @@ class CompletionRow(msgspec.Struct, frozen=True, kw_only=True):
     flags: list[str]
     extra: dict[str, Any]
     tools: list[Any] | None = None
+    turns: list[Turn] = []
 
 
 class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +129,9 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
         reason: One word of `workers.faults`, for example bad_request, timeout, poison, cancelled.
         status: HTTP status of the last attempt, None when there was none.
         message: The server's text, at most 2,000 characters.
+        attempts: Of several turns, of the one that failed.
         request: The `Prompt` as it was accepted.
+        turn: Which of several turns failed, from 1; in the row only then.
     """
 
     id: msgspec.Raw
@@ -112,3 +149,4 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
     attempts: NonNegativeInt
     failed_at: str
     request: msgspec.Raw
+    turn: PositiveInt | None = None

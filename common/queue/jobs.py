@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from common import connect, names
-from common.models import Claim, Outcome, Result
+from common.models import Claim, KeptTurns, Outcome, Result
 from common.quality import FLAGS
 from common.queue.records import ClaimReply, SlotReply
 from common.queue.scripts import call
@@ -29,6 +29,9 @@ MOST_LOST = 5
 """Lost leases after which a job is tried alone."""
 
 REAP_LIMIT = 1_000
+
+_TURNS = 10
+"""Where a claim's finished turns stand, if there are any."""
 
 _OUTCOMES: dict[Outcome, str] = {"completed": "c", "failed": "f", "cancelled": "x"}
 
@@ -130,6 +133,22 @@ class Jobs:
                 result.reason,
             ]
         return _words(self._call("finish", self.epoch, *args, client=self._once))
+
+    def keep_turns(self, kept: Sequence[KeptTurns]) -> list[str]:
+        """Keep the finished turns of prompts that go on; safe to repeat.
+
+        Returns:
+            One word each: ok or repeated; other (another process's turns are kept), stolen,
+            changed, gone or forgotten: the caller's work on the prompt is of no use any more; or
+            unknown, untaught, removed: not kept, ask again later.
+
+        Raises:
+            RedisFullError, RedisUnusableError: Call again with these or with longer ones.
+        """
+        args: list[Any] = []
+        for each in kept:
+            args += [each.run, each.uid, each.key, each.fingerprint, each.try_, each.turns]
+        return _words(self._call("turn", self.epoch, *args))
 
     def renew(self, held: Sequence[tuple[str, bytes]], *, lease_ms: int = LEASE_MS) -> list[str]:
         """Renew leases; `held` is (run, key) pairs.
@@ -266,6 +285,8 @@ def read_claim(item: Sequence[Any]) -> Claim:
         deaths=int(item[6]),
         lost=int(item[7]),
         prompt=item[8],
+        # Only where there are any.
+        turns=item[10] if len(item) > _TURNS else b"",
     )
 
 

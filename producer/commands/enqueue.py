@@ -13,6 +13,7 @@ from common.options import REDIS
 from producer.enqueue import enqueue
 from producer.options import JSON, for_run
 from producer.prompts.rows import RowRules
+from producer.prompts.turns import unfit
 from producer.request import Asked, Request, run_name
 from producer.summary import as_json, as_text, next_lines
 
@@ -54,8 +55,8 @@ def _tokens(value: str) -> int | Literal["context"]:
 @click.option("--raw-prompt", is_flag=True, help="`prompt` is text to complete, not a message.")
 @click.option(
     "--turns",
-    type=click.Choice(["last"]),
-    help="last, the only choice: ask for the last assistant turn again; conversations always do.",
+    type=click.Choice(["last", "all"]),
+    help="Answers to generate anew; conversations: last if not said, messages: none.",
 )
 @click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help="A pilot: the first N rows."
@@ -132,6 +133,14 @@ def command(**flags: Any) -> int:
     A stored conversation that ends with an assistant turn is one request: its last answer is
     dropped and asked for again.
 
+    --turns all drops every assistant turn of `conversations` and `messages` and generates them in
+    order, each on those generated before it; --max-tokens and --attempts hold for each turn, and
+    each finished turn is kept. Assistant turns in a row are one answer; a conversation that ends
+    with another turn is answered; one that begins with an assistant turn is rejected. System and
+    tool turns stay where they stand, and so does a call of tools, whose results belong to it. A
+    turn that ends because of its length is kept, the next go on from it, and the row is flagged
+    truncated.
+
     --keep-token-ids adds to each choice of the results `token_ids`, as the engine used them (the
     prompt's, then the generated ones), and `loss_mask`, 1 for each that was generated. Chat and
     completions need SGLang 0.5.17, /generate 0.5.13, `input_ids` none in particular; an older
@@ -143,6 +152,7 @@ def command(**flags: Any) -> int:
         producer enqueue prompts.jsonl --output out --max-tokens 4096 --limit 200
         zcat *.jsonl.gz | producer enqueue - --run all --output out --max-tokens context
         producer enqueue chats.jsonl --output out --max-tokens 4096 --keep-token-ids
+        producer enqueue chats.jsonl --output out --max-tokens 4096 --turns all
     """
     files: tuple[str, ...] = flags["files"]
     run = run_name(files, flags["run"])
@@ -188,13 +198,17 @@ def command(**flags: Any) -> int:
 def _asked(flags: dict[str, Any], run: str) -> Asked:
     if flags["row_format"] == "parquet" and not flags["dry_run"]:
         _refuse_parquet()
+    sampling = _sampling(flags)
+    problem = unfit(sampling) if flags["turns"] == "all" else ""
+    if problem:
+        raise UsageError(f"--param: {problem}")
     return Asked(
         output=for_run(flags["output"], run),
         endpoint_url=flags["endpoint_url"],
         partitions=flags["partitions"],
         max_tokens=flags["max_tokens"],
         model=flags["model"],
-        sampling=_sampling(flags),
+        sampling=sampling,
         request_timeout_s=flags["request_timeout"],
         attempts=flags["attempts"],
         format=flags["row_format"],

@@ -32,8 +32,8 @@ from producer.verify import FileCheck, as_json, as_text, verify
 @click.option("--raw-prompt", is_flag=True, help="For --input, as it was given to enqueue.")
 @click.option(
     "--turns",
-    type=click.Choice(["last"]),
-    help="For --input, likewise; the only choice: last.",
+    type=click.Choice(["last", "all"]),
+    help="For --input, as it was given to enqueue.",
 )
 @click.option(
     "--samples",
@@ -52,7 +52,7 @@ def command(
     files: tuple[str, ...],
     id_field: str | None,
     raw_prompt: bool,
-    turns: Literal["last"] | None,
+    turns: Literal["last", "all"] | None,
     samples: int,
     json_: bool,
 ) -> int:

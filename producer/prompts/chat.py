@@ -86,12 +86,12 @@ def _check_address(value: Any, number: int) -> None:
         )
 
 
-def from_conversation(turns: Any) -> list[dict[str, Any]]:
+def from_conversation(turns: Any, *, whole: bool = False) -> list[dict[str, Any]]:
     """Turn a stored conversation into the messages that ask for its last answer again.
 
     Turns are `from`/`value` (human or user, gpt or assistant, system) or `role`/`content`. The
     assistant turns at the end are what is asked for, so they are dropped; a conversation that ends
-    with another turn is sent whole.
+    with another turn is sent whole. `whole` keeps them: all answers are asked for (`turns`).
     """
     if type(turns) is not list:
         raise RowRejectedError("bad_type", "conversations is no list of turns")
@@ -103,7 +103,7 @@ def from_conversation(turns: Any) -> list[dict[str, Any]]:
         raise RowRejectedError(
             "first_turn", f"the {spoken[0]['role']} speaks before the user has asked"
         )
-    return without_last_answer(messages)
+    return messages if whole else without_last_answer(messages)
 
 
 def without_last_answer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

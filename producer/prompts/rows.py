@@ -22,6 +22,7 @@ from producer.prompts.chat import (
 )
 from producer.prompts.content import check_text, route_of
 from producer.prompts.parameters import KNOWN, check_parameters, own_parameters
+from producer.prompts.turns import all_turns, unfit
 from producer.prompts.verdicts import MissingMaxTokensError, RowRejectedError
 
 FORMS = ("prompt", "messages", "conversations", "text", "input_ids")
@@ -50,14 +51,15 @@ class RowRules(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id_field: The member that holds the id, instead of `id` and `custom_id`.
         raw_prompt: `prompt` is text to complete, not a user message.
-        turns: "last" drops the answer at the end of `messages` too.
+        turns: "last" drops the answer at the end of `messages` too; "all" asks for every answer of
+            `messages` and `conversations` anew (`producer.prompts.turns`).
         model: The run's model; a row that names another is rejected.
         max_tokens_given: The run has a limit, so that rows need none of their own.
     """
 
     id_field: str | None = None
     raw_prompt: bool = False
-    turns: Literal["last"] | None = None
+    turns: Literal["last", "all"] | None = None
     model: str | None = None
     max_tokens_given: bool = False
 
@@ -67,13 +69,14 @@ class Row(msgspec.Struct, gc=False):
 
     Attributes:
         id_json: The id as JSON text (`common.ids.typed_id`), None when the row has none.
-        endpoint, body, extra: As in `common.models.Prompt`.
+        endpoint, body, extra, turns: As in `common.models.Prompt`.
     """
 
     id_json: bytes | None
     endpoint: Endpoint
     body: dict[str, Any]
     extra: dict[str, Any]
+    turns: int = 0
 
 
 class RowChecker:
@@ -173,7 +176,18 @@ class RowChecker:
         if endpoint == "chat" and form != "prompt":
             check_messages(body["messages"])
         self._check(body, endpoint)
+        if endpoint == "chat" and self._rules.turns == "all":
+            return Row(id_json, endpoint, body, extra, self._ask_for_all(body))
         return Row(id_json, endpoint, body, extra)
+
+    def _ask_for_all(self, body: dict[str, Any]) -> int:
+        """Put a null where each answer belongs; 0 for a conversation that takes only one."""
+        if problem := unfit(body):
+            raise RowRejectedError("turns", problem)
+        asked, answers = all_turns(body["messages"])
+        # With one answer it is the plain request for the last one, and the same prompt as that.
+        body["messages"] = asked if answers > 1 else asked[:-1]
+        return answers if answers > 1 else 0
 
     def _note_unsent(self, extra: dict[str, Any]) -> None:
         for name in extra:
@@ -197,7 +211,7 @@ class RowChecker:
         if form == "messages":
             return "chat", {"messages": self._messages(value)}
         if form == "conversations":
-            return "chat", {"messages": from_conversation(value)}
+            return "chat", {"messages": from_conversation(value, whole=self._rules.turns == "all")}
         check_text(value, form)
         return "generate", {form: value}
 
@@ -222,8 +236,8 @@ class RowChecker:
             return value
         if value[-1].get("role") != "assistant":
             return value
-        if self._rules.turns is None:
-            self.answered += 1
+        if self._rules.turns != "last":
+            self.answered += self._rules.turns is None
             return value
         check_messages(value)
         return without_last_answer(value)

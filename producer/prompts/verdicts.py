@@ -34,6 +34,7 @@ Reason = Literal[
     "stream",
     "too_large",
     "truncated",
+    "turns",
     "unsupported_compression",
     "url",
     "url_scheme",

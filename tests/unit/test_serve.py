@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from common.errors import RedisUnusableError
-from common.models import Claim, Params, Result
+from common.models import Claim, KeptTurns, Params, Result
 from tests.support.scripted_server import answer
 from workers.faults import AttemptError, AttemptTimeoutError, ServerAnswer, ServerGoneError
 from workers.holdings import Open, Ready
@@ -33,7 +33,7 @@ Before = Callable[[], None]
 
 
 class Server:
-    """Answers as it is told (`serve.Server`)."""
+    """Answers as it is told (`needs.Server`)."""
 
     origin = Origin(server="http://s", model="m", server_version="0")
     context_length = 1_000
@@ -72,7 +72,7 @@ class Server:
 
 
 class Charger:
-    """Charges in memory (`serve.Charger`), or cannot."""
+    """Charges in memory (`needs.Charger`), or cannot."""
 
     def __init__(self, *, away: bool = False) -> None:
         self._away = away
@@ -84,6 +84,24 @@ class Charger:
         assert claim.run == "r"
         self.charged.append((reason, before))
         return before + 1
+
+
+class Turns:
+    """Keeps turns in memory (`needs.TurnStore`), or says what it was told to say."""
+
+    def __init__(self, word: str = "ok", *, go_on: int = 100) -> None:
+        self.kept: list[bytes] = []
+        self._word = word
+        self._go_on = go_on
+
+    async def keep(self, kept: KeptTurns) -> str:
+        assert kept.run == "r"
+        self.kept.append(kept.turns)
+        return self._word
+
+    def may_go_on(self) -> bool:
+        self._go_on -= 1
+        return self._go_on >= 0
 
 
 def job(*, alone: bool = False, **claim: Any) -> Open:
@@ -100,10 +118,17 @@ def job(*, alone: bool = False, **claim: Any) -> Open:
     return Open(ready, slot=rids.take_slot(), since_s=0.0)
 
 
-async def serve(server: Server, opened: Open, charger: Charger | None = None) -> Result | Returned:
+async def serve(
+    server: Server,
+    opened: Open,
+    charger: Charger | None = None,
+    turns: Turns | None = None,
+    params: Params = PARAMS,
+) -> Result | Returned:
     rids = Rids("epoch-of-it")
     rids.take_slot()
-    return await Prompter(server, charger or Charger(), rids).serve(opened, PARAMS, 5.0)
+    prompter = Prompter(server, charger or Charger(), rids, turns or Turns())
+    return await prompter.serve(opened, params, 5.0)
 
 
 def failure(result: Result | Returned) -> tuple[str, int]:

@@ -54,6 +54,8 @@ local function end_job(run, state, hex, outcome)
   redis.call('HSET', rq_job(hex), 'status', 'failed', 'data', job_data(hex),
     'origin', run)
   redis.call('PERSIST', rq_job(hex))
+  -- A new try begins with the first turn.
+  redis.call('HDEL', rq_job(hex), 'turns')
   redis.call('ZADD', rq_failed(run), FAR_FUTURE_S, hex)
   state.failed = true
 end

@@ -1,0 +1,63 @@
+"""What serving a prompt needs of others: its server, and what Redis keeps meanwhile."""
+
+from typing import Protocol
+
+from common.models import Claim, KeptTurns
+from workers.faults import ServerAnswer
+from workers.requests import Request
+from workers.rows import Origin
+
+
+class Server(Protocol):
+    """What serving a prompt needs of its server; `workers.watch` gives it."""
+
+    @property
+    def origin(self) -> Origin:
+        """What result rows say of where they came from."""
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of prompt and answer together, None when the server does not say."""
+
+    async def generate(
+        self, request: Request, deadline_s: float, *, fresh: bool = False
+    ) -> ServerAnswer:
+        """Send a request, if so told on a fresh connection; raises `AttemptError`."""
+
+    async def alive(self) -> bool:
+        """Ask for one token; True when it came."""
+
+    def cuts(self, prompt_tokens: int) -> bool:
+        """Whether the server has cut a prompt of so many tokens to what fits."""
+
+    def ask_for_rest(self, rest_s: float) -> None:
+        """Take note that the server wants to be left alone for so long."""
+
+    def rest_s(self) -> float:
+        """How much of that is left."""
+
+
+class Charger(Protocol):
+    """Charges attempts durably."""
+
+    async def charge(self, claim: Claim, reason: str, *, before: int) -> int:
+        """Count an attempt in Redis.
+
+        Args:
+            claim: Whose.
+            reason: One word.
+            before: Attempts so far.
+
+        Returns:
+            How many this try has now.
+        """
+
+
+class TurnStore(Protocol):
+    """Keeps finished turns, and says whether the next may begin."""
+
+    async def keep(self, kept: KeptTurns) -> str:
+        """Keep the turns so far; gives what `TurnKeeper.keep` gives."""
+
+    def may_go_on(self) -> bool:
+        """Whether a request may be opened in a slot that has just ended one."""

@@ -1,0 +1,72 @@
+"""Make what leaves a prompt's service beside completions: failures, finished turns."""
+
+import datetime as dt
+import time
+
+from common.models import Claim, KeptTurns, Result
+from workers.answers import Answer
+from workers.faults import Kind, Verdict
+from workers.holdings import Open
+from workers.rows import Failure, failure_row
+
+
+def convicts(job: Open) -> bool:
+    """Whether a death of the server is this prompt's: alone there, after deaths with others."""
+    return job.alone and job.claim.deaths >= 1
+
+
+def poison(claim: Claim, *, server: str) -> Result:
+    """Make the failure of a prompt with which the server died while it was alone there."""
+    verdict = Verdict(kind=Kind.PROMPT, reason="poison", message="the server died with it, alone")
+    return failed(claim, verdict, attempts=None, server=server)
+
+
+def failed(
+    claim: Claim, verdict: Verdict, *, attempts: int | None, server: str, turn: int | None = None
+) -> Result:
+    """Make the failure of a prompt, or of its turn, from the verdict on the last attempt."""
+    failure = Failure(
+        reason=verdict.reason,
+        status=verdict.status,
+        message=verdict.message,
+        server=server,
+        attempts=claim.attempts if attempts is None else attempts,
+        failed_at=utc_now(),
+        turn=turn,
+    )
+    return Result(
+        run=claim.run,
+        uid=claim.uid,
+        key=claim.key,
+        fingerprint=claim.fingerprint,
+        try_=claim.try_,
+        outcome="failed",
+        row=failure_row(claim, failure),
+        reason=verdict.reason,
+    )
+
+
+def kept_turns(claim: Claim, turns: bytes) -> KeptTurns:
+    """Make what Redis keeps of a prompt that goes on, from its finished turns."""
+    return KeptTurns(
+        run=claim.run,
+        uid=claim.uid,
+        key=claim.key,
+        fingerprint=claim.fingerprint,
+        try_=claim.try_,
+        turns=turns,
+    )
+
+
+def answer_of(verdict: Verdict) -> Answer:
+    """Give the answer of a completion."""
+    if verdict.answer is None:
+        raise AssertionError("a completion has an answer")
+    return verdict.answer
+
+
+def utc_now() -> str:
+    """Give the wall time as ISO 8601 in UTC, to the millisecond."""
+    seconds = time.time()
+    moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
