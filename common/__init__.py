@@ -18,6 +18,7 @@ Where things are:
     store/                         S3 or a directory behind five calls
     catalog manifests reader       what the store holds, and the one function that says what counts
     reconcile missing ending       bring Redis and the store together; the end test and _SUCCESS
+    cancelling                     end a run for good
     crashpoints                    where tests kill a process
 
 Decisions (2026-11-30):

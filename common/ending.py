@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from common import catalog, manifests, names
+from common.cancelling import is_cancelled
 from common.crashpoints import reached
 from common.emptied import refuse_emptied
 from common.models import Manifest, RunRecord
@@ -136,6 +137,9 @@ def stands(store: ObjectStore) -> bool:
 
 
 def _test(turn: Maintenance, store: ObjectStore, record: RunRecord) -> EndReport:
+    if is_cancelled(store):
+        # Perhaps Redis was not told, or has forgotten it.
+        turn.mark_cancelled()
     listing = catalog.list_inputs(store)
     facts = turn.facts()
     missing = missing_in_redis(facts)

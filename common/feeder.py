@@ -15,19 +15,16 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from common import catalog
-from common.cancellation import cancelled_result
 from common.crashpoints import reached
 from common.errors import HeadraceError
-from common.models import Claim, RunRecord
+from common.models import RunRecord
 from common.queue.feed import FeedLostError, FeedTurn, Room
-from common.queue.jobs import Jobs
 from common.queue.ledger import CALL_ROWS
 from common.store import ObjectStore
-from common.utc import utc_now
 
 if TYPE_CHECKING:
     import redis
@@ -79,7 +76,7 @@ class Feeder:
         """Feed what there is room for, of at most `STEP_ROWS` rows.
 
         Returns:
-            How many prompts were fed, or ended as cancelled.
+            How many prompts were fed.
 
         Raises:
             RedisUnusableError, StoreUnusableError, StoreDamagedError: Call again later.
@@ -113,7 +110,7 @@ class Feeder:
                 break
             batch = self._next_batch()
             if batch:
-                settled, done = self._settle(batch, room, most=room.requests - fed)
+                settled, done = self._turn.feed(batch, most=room.requests - fed)
                 looked, fed = looked + settled, fed + done
                 self._settled += settled
                 reached("feed.fed")
@@ -171,33 +168,6 @@ class Feeder:
             batch.append(row)
             size_bytes += len(row[2])
         return batch
-
-    def _settle(self, batch: Sequence[Row], room: Room, *, most: int) -> tuple[int, int]:
-        if not room.cancelled:
-            return self._turn.feed(batch, most=most)
-        waiting = self._turn.waiting([row[:2] for row in batch])
-        at = utc_now()
-        results = [
-            cancelled_result(
-                Claim(
-                    run=self._record.run,
-                    uid=self._record.uid,
-                    key=batch[position][0],
-                    fingerprint=batch[position][1],
-                    try_=try_,
-                    attempts=0,
-                    deaths=0,
-                    lost=0,
-                    prompt=batch[position][2],
-                ),
-                message="the run was cancelled",
-                at=at,
-            )
-            for position, try_ in waiting.items()
-        ]
-        if results:
-            Jobs(self._client, epoch="feed", group="feed", server="").finish(results)
-        return len(batch), len(results)
 
     def _drop(self) -> None:
         self._start = self._seq = -1

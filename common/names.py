@@ -9,7 +9,8 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
                                         without a gap, and of the last time; runs out by itself
     headrace:slots:SERVER        hash   epoch -> JSON {slots, deadline_ms, rid_prefix, group}
     headrace:run:RUN             hash   uid, record (run.json), params, partitions, bits, output,
-                                        created_ms, priority, paused, cancelled, seal, pinned,
+                                        created_ms, priority, paused, cancelled, cancel_done (all
+                                        has ended, for so many objects of `inputs/`), seal, pinned,
                                         reconciled (Redis run_id), inputs_seq, ended (the state
                                         that `_SUCCESS` was written for, or `pending`), suspect
                                         (job that is tried alone), faults (in a row),

@@ -9,7 +9,8 @@ repeated from the start after a death:
     teach    the ledger all manifests that this Redis does not have, by the reader function
     drop     stream entries whose (key, try) the store has, and all of a key it has completed
     bodies   failed jobs get their requests back, from the failure rows
-    inputs   accepted prompts that the ledger lacks are added and queued
+    inputs   accepted prompts that the ledger lacks are added and queued; not of a cancelled run,
+             whose unfinished prompts end as cancelled (`common.cancelling`)
     mark     sequences, seal, stored figures, and `reconciled`, in one script
 
 Finishes go on meanwhile: counters move only by the transitions that the scripts make, and entries
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common import connect, names
+from common.cancelling import is_cancelled
 from common.crashpoints import reached
 from common.emptied import refuse_emptied
 from common.errors import ConflictError, StateLostError, StoreDamagedError
@@ -125,12 +127,16 @@ def refuse_other_run(store: ObjectStore, record: RunRecord) -> None:
 
 def _make(client: "redis.Redis", store: ObjectStore, record: RunRecord) -> RunRecord:
     created_ms = int(datetime.fromisoformat(record.created_at).timestamp() * 1000)
-    cancelled = store.get(names.CANCELLED) is not None
     reply = call(
         client,
         "reconcile_adopt",
         *(record.run, record.uid, msgspec.json.encode(record), record.bits, record.partitions),
-        *(created_ms, created_ms, "1" if cancelled else "", store.get(names.PINNED) or b""),
+        *(
+            created_ms,
+            created_ms,
+            "1" if is_cancelled(store) else "",
+            store.get(names.PINNED) or b"",
+        ),
         *(part for counter in _remembered(store).items() for part in counter),
     )
     return msgspec.json.decode(reply[1], type=RunRecord)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common import catalog, connect, manifests, names
+from common.cancelling import is_cancelled
 from common.crashpoints import reached
 from common.missing import add_missing
 from common.models import Manifest, Record, RunRecord
@@ -71,6 +72,10 @@ class Steps:
     def go(self, *, deep: bool) -> Report:
         """Go them all, in order."""
         turn = self._turn
+        cancelled = is_cancelled(self._store)
+        if cancelled:
+            # Before anything that Redis may have forgotten could be claimed again.
+            turn.mark_cancelled()
         if deep:
             # From here on sinks wait: an entry that went from stream to store would look lost.
             turn.distrust()
@@ -87,9 +92,11 @@ class Steps:
         for manifest in unknown:
             self._give_bodies(manifest)
         reached("reconcile.bodies")
-        self._report.added, self._report.replaced = add_missing(
-            self._store, self._ledger, self._turn
-        )
+        if not cancelled:
+            # What a cancelled run has left is not queued: `common.cancelling` ends it.
+            self._report.added, self._report.replaced = add_missing(
+                self._store, self._ledger, self._turn
+            )
         reached("reconcile.inputs")
         self._mark(every)
         reached("reconcile.marked")

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import msgspec
 
 from common import catalog, connect, ending, manifests, names, snapshot
+from common.cancelling import is_cancelled
 from common.errors import HeadraceError, RedisUnusableError, StateLostError
 from common.figures import ENDED, exit_code, progress
 from common.models import Counts, RunRecord
@@ -84,11 +85,17 @@ def lost_figures(record: RunRecord, store: ObjectStore) -> dict[str, Any]:
         s3_uploaded=sum(map(manifests.rows_of, every)),
         s3_bytes=sum(map(manifests.bytes_of, every)),
     )
+    cancelled = is_cancelled(store)
     lost = (
         f"Redis does not know the run: `producer resume {record.run} --output {store.url}`, or "
         "the same enqueue again, brings it back"
     )
-    standing = Standing(lost=lost, sealed=catalog.sealed(store, listing))
+    if cancelled:
+        # Of a cancelled run nothing needs to come back, unless some prompt has no end yet.
+        again = f"`producer cancel {record.run} --output {store.url}` ends what is left of it"
+        lost = f"Redis does not know the run, which was cancelled: {again}" * bool(counts.queued)
+    sealed = catalog.sealed(store, listing)
+    standing = Standing(lost=lost, sealed=sealed, cancelled=cancelled)
     return {
         "run": record.run,
         "output": store.url,

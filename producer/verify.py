@@ -50,7 +50,8 @@ class Verdict(msgspec.Struct, kw_only=True):
     @property
     def proven(self) -> bool:
         """Every accepted prompt has exactly one current record, and it is as it was written."""
-        return not self.findings.counts and self.proof.sealed
+        closed = self.proof.sealed or self.proof.cancelled
+        return not self.findings.counts and closed
 
     @property
     def done(self) -> bool:
@@ -143,6 +144,8 @@ def _headline(verdict: Verdict) -> str:
     )
     if verdict.done:
         return f"OK: run {run}: {counts}, each exactly once, proven from {verdict.output}"
+    if verdict.proven and verdict.proof.cancelled:
+        return f"CANCELLED: run {run}: {counts}, each exactly once, proven from {verdict.output}"
     if verdict.proven:
         return (
             f"NOT ALL COMPLETED: run {run}: {counts}, each exactly once, proven from "
@@ -164,9 +167,12 @@ def _headline(verdict: Verdict) -> str:
 def notes(verdict: Verdict) -> Iterator[str]:
     """Tell what is no fault and yet worth knowing."""
     proof = verdict.proof
-    if proof.cancelled:
-        yield "the run was cancelled"
-    if not proof.sealed:
+    if proof.cancelled and not verdict.proven:
+        yield (
+            "the run was cancelled; a sink ends what is left of it, or "
+            f"`producer cancel {verdict.record.run}` again"
+        )
+    if not proof.sealed and not proof.cancelled:
         yield (
             "the run is open: more prompts may come, "
             f"`producer resume {verdict.record.run} --seal` ends that"
@@ -200,6 +206,7 @@ def as_json(verdict: Verdict) -> Iterator[bytes]:
         "missing": proof.tally.accepted - proof.tally.recorded,
         "superseded": proof.tally.superseded,
         "sealed": proof.sealed,
+        "run_cancelled": proof.cancelled,
         "success": proof.success,
         "manifests": proof.manifests,
         "voids": proof.voids,

@@ -3,6 +3,7 @@
 look      the whole run at one instant, one script
 reconcile where Redis restarted since the store was last compared with it
 feed      requests that wait in `inputs/`, as Redis has room
+cancel    where the run was cancelled: end what is left of it
 share     take free partitions up to this sink's share, leave what is above it
 store     every partition whose batch is due
 end       nothing left to come: the end test and `_SUCCESS`; gone on: `_SUCCESS` goes
@@ -16,12 +17,14 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, cast
 
 from common import connect, ending, names
+from common.cancelling import Canceller, is_cancelled
 from common.emptied import refuse_emptied, unaccepted
 from common.errors import HeadraceError, StoreEmptiedError
 from common.feeder import Feeder
 from common.models import RunRecord
 from common.queue import Runs
 from common.queue.audit import EVERY_MS
+from common.queue.cancels import Cancels
 from common.queue.maintenance import ended_signature
 from common.queue.sinklease import PartitionLease, PartitionLostError
 from common.queue.sinkview import RunView, look
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
     import redis
 
 log = logging.getLogger(__name__)
+
+CANCEL_STEP_S = 1.0
+"""How long prompts of a cancelled run are ended before what came of it is stored."""
 
 AGAIN_S = 60.0
 """How often an end that was proven, or that could not be, is looked at again."""
@@ -87,7 +93,8 @@ class RunSink:
         self._limits = limits
         self._clock = clock
         self._audit_again_s = self._clock() + EVERY_MS / 1000
-        self._look_again_s = 0.0
+        self._heed_again_s = self._look_again_s = 0.0
+        self._canceller = Canceller(client, store, record)
         self._differed = False
         self._pinned = False
         self._feeder = Feeder(client, store, record, clock=clock)
@@ -109,11 +116,18 @@ class RunSink:
             return Standing.GONE
         if not view.reconciled:
             reconcile(self._client, self.store, self.record)
+            # Whatever had been found out before holds no longer.
+            self._canceller = Canceller(self._client, self.store, self.record)
+            self._look_again_s = 0.0
             return Standing.GOES_ON
         if not flush:
             self._share(view)
         self._keep_pinned()
-        stopping, flush = flush, flush or view.all_ended or view.cancelled_run
+        if view.cancelled_run:
+            return self._cancel(view, stops=flush)
+        if self._heed_cancellation():
+            return Standing.GOES_ON
+        stopping, flush = flush, flush or view.all_ended
         for partition in list(self.leases):
             self._drain(partition, view, flush=flush)
         if view.unfed and not stopping:
@@ -206,14 +220,38 @@ class RunSink:
                 Runs(self._client).pin_again(self.record.run, stored)
         self._pinned = True
 
+    def _heed_cancellation(self) -> bool:
+        """Tell Redis where only the store knows that the run was cancelled."""
+        if self._clock() < self._heed_again_s:
+            return False
+        self._heed_again_s = self._clock() + EVERY_MS / 1000
+        if not is_cancelled(self.store):
+            return False
+        log.warning("run %s was cancelled, and Redis did not know", self.record.run)
+        Cancels(self._client, self.record).mark()
+        return True
+
+    def _cancel(self, view: RunView, *, stops: bool) -> Standing:
+        """End what is left of a cancelled run, as far as there is room, and store it."""
+        was_done = self._canceller.done
+        if self._clock() >= self._look_again_s and not stops:
+            word = self._canceller.step(limit_s=CANCEL_STEP_S)
+            if word == "done" or (word == "held" and not self._canceller.held):
+                # Now and then: a producer may have written to `inputs/` at the last moment.
+                self._look_again_s = self._clock() + AGAIN_S
+        for partition in list(self.leases):
+            self._drain(partition, view, flush=True)
+        if view.ended:
+            ending.revoke(self._client, self.store, self.record)
+        ended = view.completed + view.failed + view.cancelled == view.total and not view.entries
+        return Standing.FAILED if ended and was_done else Standing.GOES_ON
+
     def _end(self, view: RunView) -> Standing:
         if not view.all_ended or view.entries:
             self._look_again_s = 0.0
             if view.ended:
                 ending.revoke(self._client, self.store, self.record)
             return Standing.GOES_ON
-        if view.cancelled_run:
-            return Standing.FAILED
         seqs = sum(part.seq for part in view.partitions)
         counts = (view.total, view.completed, view.failed, view.cancelled)
         proven = view.ended == ended_signature(*counts, seqs)

@@ -29,13 +29,11 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         again: From which sequence on all is to be listed and read again, since prompts came to
             wait there, or another process has fed; None as a rule.
         requests: How many may be fed.
-        cancelled: The run is cancelled: what waits is to end as that.
     """
 
     start: int
     again: int | None
     requests: int
-    cancelled: bool
 
 
 class FeedTurn:
@@ -56,7 +54,6 @@ class FeedTurn:
             start=int(reply[1]),
             again=None if reply[2] == b"" else int(reply[2]),
             requests=int(reply[3]),
-            cancelled=reply[4] == b"1",
         )
 
     def feed(self, rows: Sequence[tuple[bytes, bytes, bytes]], *, most: int) -> tuple[int, int]:
@@ -75,12 +72,6 @@ class FeedTurn:
         flat = [part for row in rows for part in row]
         reply = self._turn("feed", self._timeout_s, most, *flat)
         return int(reply[1]), int(reply[2])
-
-    def waiting(self, pairs: Sequence[tuple[bytes, bytes]]) -> dict[int, int]:
-        """Tell which (key, fingerprint) pairs wait: position -> try."""
-        blob = b"".join(part for pair in pairs for part in pair)
-        reply = [int(number) for number in self._turn("waiting", blob)[1:]]
-        return {at - 1: try_ for at, try_ in zip(reply[::2], reply[1::2], strict=True)}
 
     def advance(self, done: int, start: int) -> None:
         """Go on with another object of `inputs/`: `done` is through."""

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 from common import connect, names
-from common.errors import RedisFullError, StateLostError
+from common.errors import ConflictError, RedisFullError, StateLostError
 from common.models import Params, RunRecord
 from common.queue.records import AddReply, LedgerEntry
 from common.queue.scripts import call
@@ -47,6 +47,7 @@ class Ledger:
         inputs_seq: int = 0,
         retry: bool = False,
         replace: bool = False,
+        cancelled: bool = False,
     ) -> AddReply:
         """Add and queue what is absent, in one atomic step; the same call again changes nothing.
 
@@ -56,12 +57,15 @@ class Ledger:
                 where those are fed from whose requests find no room now.
             retry: Failed and cancelled keys get a new try.
             replace: Queued and failed keys with another fingerprint take the new text.
+            cancelled: Into a cancelled run, whose prompts are to end there: listed nowhere.
 
         Raises:
+            ConflictError: The run was cancelled.
             RedisFullError: Nothing of the batch was added.
             StateLostError: The run is not there any more, or is another of the same name.
         """
-        mode = ",".join(word for word, on in (("retry", retry), ("replace", replace)) if on)
+        modes = (("retry", retry), ("replace", replace), ("cancelled", cancelled))
+        mode = ",".join(word for word, on in modes if on)
         flat = [part for item in batch for part in item]
         with self._errors():
             reply = cast(
@@ -77,16 +81,7 @@ class Ledger:
                     *flat,
                 ),
             )
-        if reply[0] == b"unknown":
-            raise StateLostError(
-                f"run {self._record.run!r} has gone from Redis at {self._where}, or was made "
-                "anew: call this again"
-            )
-        if reply[0] == b"no_room":
-            raise RedisFullError(
-                f"Redis at {self._where} holds as many prompts as its maxmemory allows beside "
-                "their results: the rest waits until some have ended"
-            )
+        self._refuse(reply[0])
         numbers = [int(number) for number in reply[1:9]]
         return AddReply(
             added=numbers[0],
@@ -124,6 +119,23 @@ class Ledger:
             relisted += int(reply[0])
             missing.extend(reply[1 : 1 + MOST_MISSING - len(missing)])
         return relisted, missing
+
+    def _refuse(self, word: bytes) -> None:
+        """Raise what a reply says that added nothing."""
+        if word == b"unknown":
+            raise StateLostError(
+                f"run {self._record.run!r} has gone from Redis at {self._where}, or was made "
+                "anew: call this again"
+            )
+        if word == b"cancelled":
+            raise ConflictError(
+                f"run {self._record.run!r} was cancelled and takes no prompts: give another --run"
+            )
+        if word == b"no_room":
+            raise RedisFullError(
+                f"Redis at {self._where} holds as many prompts as its maxmemory allows beside "
+                "their results: the rest waits until some have ended"
+            )
 
     def _errors(self) -> AbstractContextManager[None]:
         return connect.mapping_errors(self._client, self._where)

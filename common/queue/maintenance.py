@@ -124,6 +124,10 @@ class Maintenance:
         self._turn("distrust")
         self._begin()
 
+    def mark_cancelled(self) -> None:
+        """Take over that the store calls the run cancelled."""
+        self._turn("cancelled")
+
     def facts(self) -> Facts:
         """Read what the end of the run hangs on."""
         reply = self._turn("facts")

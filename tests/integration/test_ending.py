@@ -102,7 +102,7 @@ def test_a_run_that_waits_for_a_reconcile_has_not_ended(ended: World) -> None:
 def test_a_cancelled_run_gets_no_success(ended: World) -> None:
     ended.client.hset(names.run(RUN), "cancelled", "1")
     assert end_test(ended).missing == ("it is cancelled",)
-    assert run_sink(ended).step() is Standing.FAILED
+    assert drain(run_sink(ended)) is Standing.FAILED
     assert success(ended) is None
 
 

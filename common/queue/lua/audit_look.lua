@@ -2,15 +2,18 @@
 --
 -- ARGV: run, uid, least time since the last audit (ms), how many cancelled jobs to look at, and how
 --   many of them to pass over (those that an earlier call left).
--- Returns {'unknown'} when the run is not there with this uid, {'recent'}, else
---   {'ok', unfinished keys (but those that wait in inputs/), listed, leased, parked, cancelled jobs looked at, and left as they are
+-- Returns {'unknown'} when the run is not there with this uid, {'recent'} (also of a cancelled run),
+--   else {'ok', unfinished keys (but those that wait in inputs/), listed, leased, parked, cancelled jobs
+--   looked at, and left as they are
 --   (in flight, or without their body), then those that are to end as cancelled:
 --   {run, uid, key, fingerprint, try, attempts, deaths, lost, prompt}}.
 
 local run, uid, every_ms, most, skip = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]),
   tonumber(ARGV[5])
-local known = redis.call('HMGET', run_key(run), 'uid', 'bits', 'audited_ms')
+local known = redis.call('HMGET', run_key(run), 'uid', 'bits', 'audited_ms', 'cancelled')
 if known[1] ~= uid then return {'unknown'} end
+-- What is left of a cancelled run is not to be listed again: it ends as cancelled.
+if known[4] then return {'recent'} end
 local bits = tonumber(known[2])
 
 if every_ms > 0 then

@@ -3,17 +3,20 @@
 -- ARGV: run, uid, job timeout (s), mode, sequence of the object of inputs/ that holds them (0: not
 --   known), then triples: key (16 bytes), fingerprint (8), prompt JSON.
 --   mode: '' | 'retry' (failed and cancelled get a new try) | 'replace' (queued and failed take the
---   new text) | 'retry,replace'
+--   new text) | 'retry,replace' | 'cancelled' (into a run that was cancelled, to end there: they wait,
+--   and are listed nowhere)
 -- Beyond the run's window, and behind others that wait, a new prompt's request stays in inputs/ and is
 --   fed later (feed.lua); it counts as added and queued all the same.
--- Returns {'unknown'} when the run is not there with this uid, {'no_room'} when there are new prompts
+-- Returns {'unknown'} when the run is not there with this uid, {'cancelled'}, {'no_room'} when there are
+--   new prompts
 --   and too little of Redis' memory is left (nothing was added), else
 --   {'ok', added, queued, completed, failed, cancelled, restored, retried, replaced, conflicts...}
 --   conflicts: keys whose fingerprint differs; they are not touched.
 
 local run, uid, timeout_s, mode, seq = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
-local known = redis.call('HMGET', run_key(run), 'uid', 'bits')
+local known = redis.call('HMGET', run_key(run), 'uid', 'bits', 'cancelled')
 if known[1] ~= uid then return {'unknown'} end
+if known[3] and mode ~= 'cancelled' then return {'cancelled'} end
 local bits = tonumber(known[2])
 local may_retry = string.find(mode, 'retry', 1, true)
 local may_replace = string.find(mode, 'replace', 1, true)
@@ -75,7 +78,7 @@ local fresh, unfed = ledger_value('', 'q', 1), ledger_value('', 'u', 1)
 
 local room, _, waiting = window_room(run)
 -- Whoever waits goes first.
-if waiting > 0 or share > MOST_REQUESTS then room = 0 end
+if waiting > 0 or share > MOST_REQUESTS or known[3] then room = 0 end
 local left_out = 0
 
 for i = 6, #ARGV, 3 do

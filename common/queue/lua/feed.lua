@@ -20,22 +20,15 @@ local function begin_refused()
 end
 
 -- Returns {why} (unknown, unreconciled, busy, idle: nothing waits, or there is no room worth it), else
--- {'ok', sequence to go on with, sequence from which all is to be read again or '', requests that may be fed,
--- '1' if the run is cancelled: what waits is to end as that}.
+-- {'ok', sequence to go on with, sequence from which all is to be read again or '', requests that may be fed}.
 local function begin()
   local why = begin_refused()
   if why then return {why} end
   local room, window, waiting = window_room(run)
-  local cancelled = redis.call('HEXISTS', run_key(run), 'cancelled') == 1
   if waiting <= 0 then return {'idle'} end
-  if cancelled then
-    local limit = tonumber(string.match(redis.call('INFO', 'memory'), '\nmaxmemory:(%d+)') or 0)
-    if limit == 0 then limit = 8589934592 end
-    local bytes = tonumber(redis.call('HGET', counts_key(run), 'stream_bytes') or 0)
-    room = bytes < stream_mark_bytes(limit) / 2 and waiting or 0
-  elseif memory_share() > MOST_FED or room < math.min(window / LEAST, 10000) then
-    room = 0
-  end
+  -- What waits in a cancelled run ends as cancelled: `common.cancelling`.
+  if redis.call('HEXISTS', run_key(run), 'cancelled') == 1 then return {'idle'} end
+  if memory_share() > MOST_FED or room < math.min(window / LEAST, 10000) then room = 0 end
   if room < 1 then return {'idle'} end
   redis.call('SET', feed_key(run), token, 'PX', LEASE_MS)
   local known = redis.call('HMGET', run_key(run), 'feed_from', 'feed_dirty', 'feed_by')
@@ -44,7 +37,7 @@ local function begin()
   if dirty then from = math.min(from, dirty) end
   if dirty then redis.call('HDEL', run_key(run), 'feed_dirty') end
   redis.call('HSET', run_key(run), 'feed_from', from, 'feed_by', token)
-  return {'ok', from, again, room, cancelled and '1' or ''}
+  return {'ok', from, again, room}
 end
 
 -- ARGV: job timeout (s), most to feed, then triples: key, fingerprint, prompt (JSON), in order.
@@ -74,22 +67,6 @@ local function feed()
   return {'ok', looked, #push}
 end
 
--- ARGV: keys and fingerprints (16 + 8 bytes each).
--- Returns {'ok', position from 1, try ...} of those that wait with that fingerprint.
-local function waiting()
-  local bits = tonumber(redis.call('HGET', run_key(run), 'bits'))
-  local blob, reply = ARGV[5], {'ok'}
-  for at = 1, #blob, 24 do
-    local raw = string.sub(blob, at, at + 15)
-    local entry = ledger_get(run, raw, to_hex(raw), bits)
-    if entry and entry.state == 'u' and entry.fingerprint == string.sub(blob, at + 16, at + 23) then
-      reply[#reply + 1] = (at - 1) / 24 + 1
-      reply[#reply + 1] = entry.try
-    end
-  end
-  return reply
-end
-
 -- The object of this sequence is through. ARGV: it, and the sequence to go on with.
 local function advance()
   if tonumber(redis.call('HGET', run_key(run), 'feed_from') or 0) == tonumber(ARGV[5]) then
@@ -108,5 +85,5 @@ local why = begin_refused()
 if why then return {why} end
 if redis.call('GET', feed_key(run)) ~= token then return {'lost'} end
 redis.call('PEXPIRE', feed_key(run), LEASE_MS)
-local operations = {feed = feed, waiting = waiting, advance = advance, finish = finish}
+local operations = {feed = feed, advance = advance, finish = finish}
 return operations[operation]()

@@ -30,6 +30,14 @@ if why then return {why} end
 
 local function renew() return {'ok'} end
 
+-- The store says that the run was cancelled; who has ended what must be found out anew.
+local function cancelled()
+  redis.call('HSET', run_key(run), 'cancelled', '1')
+  redis.call('HDEL', run_key(run), 'cancel_done')
+  redis.call('UNLINK', rq_queue(run))
+  return {'ok'}
+end
+
 -- Let claims and sinks wait until this turn's closing mark.
 local function distrust()
   redis.call('HDEL', run_key(run), 'reconciled')
@@ -113,5 +121,5 @@ local function close()
 end
 
 local operations = {renew = renew, distrust = distrust, finish = finish, facts = facts,
-  ended = ended, close = close, pin = pin}
+  cancelled = cancelled, ended = ended, close = close, pin = pin}
 return operations[operation]()
