@@ -37,6 +37,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
         stream_bytes: What waits in all its streams together.
         unfed: Prompts whose requests wait in `inputs/`.
         sinks: How many sinks serve the run.
+        pressed: The streams hold half of what stops claims: store what there is.
         ended: Signature of the state for which `_SUCCESS` was written, empty when never.
     """
 
@@ -51,6 +52,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     stream_bytes: int
     unfed: int
     sinks: int
+    pressed: bool
     ended: str
     partitions: list[PartitionView]
 
@@ -96,7 +98,8 @@ def look(
         stream_bytes=int(reply[9]),
         unfed=int(reply[10]),
         sinks=int(reply[11]),
-        ended=reply[12].decode(),
+        pressed=reply[12] == b"1",
+        ended=reply[13].decode(),
         partitions=[
             PartitionView(
                 entries=int(part[0]),
@@ -105,7 +108,7 @@ def look(
                 deadline_ms=int(part[3]),
                 seq=int(part[4]),
             )
-            for part in zip(*[iter(reply[13:])] * 5, strict=True)
+            for part in zip(*[iter(reply[14:])] * 5, strict=True)
         ],
     )
 

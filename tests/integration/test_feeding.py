@@ -320,6 +320,25 @@ def test_a_sink_feeds(world: World) -> None:
     sink.release()
 
 
+def test_a_sink_does_not_wait_for_a_batch_that_its_redis_cannot_hold(world: World) -> None:
+    """Claims stop at a quarter of maxmemory, which may be less than a batch."""
+    world.accept(8)
+    world.finish(claim(world, 8))
+    used = int(world.client.info("memory")["used_memory"])
+    sink = run_sink(world, rows=1000)
+    sink.step()
+    assert counts(world).stream_entries == 8, "the batch is not due by itself"
+    world.client.config_set("maxmemory", 4 * used)
+    world.client.hset(names.counts(RUN), "stream_bytes", used)
+    try:
+        sink.step()
+    finally:
+        world.client.config_set("maxmemory", 0)
+
+    assert world.client.xlen(names.results(RUN, 0)) == 0
+    sink.release()
+
+
 def test_a_redis_without_room_for_requests_takes_the_ledger_and_feeds_later(
     world: World,
 ) -> None:

@@ -23,11 +23,7 @@ local runs = {}
 for i = 8, #ARGV do runs[#runs + 1] = ARGV[i] end
 if #runs == 0 then runs = redis.call('ZRANGE', RUNS, 0, -1) end
 
--- The streams of all runs share one Redis, so their bytes are added up.
-local waiting_bytes = 0
-for _, run in ipairs(redis.call('ZRANGE', RUNS, 0, -1)) do
-  waiting_bytes = waiting_bytes + tonumber(redis.call('HGET', counts_key(run), 'stream_bytes') or 0)
-end
+local waiting_bytes = all_stream_bytes()
 local was_full = redis.call('HGET', slots_key(server), 'full') == '1'
 local full = waiting_bytes > mark_bytes or (was_full and waiting_bytes > mark_bytes / 2)
 if full ~= was_full then redis.call('HSET', slots_key(server), 'full', full and '1' or '0') end

@@ -87,6 +87,15 @@ end
 -- What the result streams may hold before claims stop; `workers.eligible` says the same.
 local function stream_mark_bytes(limit_bytes) return math.min(2147483648, limit_bytes / 4) end
 
+-- The streams of all runs share one Redis, so their bytes are added up.
+local function all_stream_bytes()
+  local bytes = 0
+  for _, run in ipairs(redis.call('ZRANGE', RUNS, 0, -1)) do
+    bytes = bytes + tonumber(redis.call('HGET', counts_key(run), 'stream_bytes') or 0)
+  end
+  return bytes
+end
+
 local function count(run, counter, by)
   if by ~= 0 then redis.call('HINCRBY', counts_key(run), counter, by) end
 end
@@ -98,10 +107,7 @@ local function memory_share()
   local memory = redis.call('INFO', 'memory')
   local limit = tonumber(string.match(memory, '\nmaxmemory:(%d+)') or 0)
   if limit == 0 then return 0 end
-  local streams = 0
-  for _, each in ipairs(redis.call('ZRANGE', RUNS, 0, -1)) do
-    streams = streams + tonumber(redis.call('HGET', counts_key(each), 'stream_bytes') or 0)
-  end
+  local streams = all_stream_bytes()
   local used = tonumber(string.match(memory, '\nused_memory:(%d+)'))
   return (used - streams) / (limit - 1.5 * stream_mark_bytes(limit))
 end

@@ -3,7 +3,8 @@
 -- ARGV: run, uid, token of this sink, how long it counts as present (ms).
 -- Returns {'unknown'} when the run is not there with this uid, else
 --   {'ok', now (ms), reconciled, sealed, cancelled (1 or 0 each), total, completed, failed, cancelled,
---   stream bytes, prompts that wait in inputs/, sinks present, signature of the last `_SUCCESS` or '', then for each partition:
+--   stream bytes, prompts that wait in inputs/, sinks present, '1' if the streams
+--   near what stops claims, signature of the last `_SUCCESS` or '', then for each partition:
 --   entries, first entry's id or '', token or '', deadline (ms), last closed sequence}
 
 begin_even_when_full()
@@ -23,6 +24,9 @@ local reply = {'ok', now, known[3] == server_run_id() and 1 or 0, sealed and 1 o
   known[5] and 1 or 0}
 for i = 1, 6 do reply[#reply + 1] = tonumber(counts[i] or 0) end
 reply[#reply + 1] = redis.call('ZCARD', sinks_key(run))
+local limit = tonumber(string.match(redis.call('INFO', 'memory'), '\nmaxmemory:(%d+)') or 0)
+if limit == 0 then limit = math.huge end
+reply[#reply + 1] = all_stream_bytes() > stream_mark_bytes(limit) / 2 and '1' or ''
 reply[#reply + 1] = known[6] or ''
 
 for partition = 0, tonumber(known[2]) - 1 do
