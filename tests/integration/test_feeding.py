@@ -322,7 +322,7 @@ def test_a_sink_feeds(world: World) -> None:
 
 def test_a_sink_does_not_wait_for_a_batch_that_its_redis_cannot_hold(world: World) -> None:
     """Claims stop at a quarter of maxmemory, which may be less than a batch."""
-    world.accept(8)
+    world.accept(10)
     world.finish(claim(world, 8))
     used = int(world.client.info("memory")["used_memory"])
     sink = run_sink(world, rows=1000)
