@@ -100,6 +100,12 @@ def without_retries(client: "redis.Redis") -> "redis.Redis":
     return _alike(client, retry=Retry(NoBackoff(), 0), retry_on_error=[])
 
 
+def impatient_client(url: str, limit_s: float) -> "redis.Redis":
+    """Make a client that gives up soon, for what is worth no waiting."""
+    limits = {"socket_timeout": limit_s, "socket_connect_timeout": limit_s}
+    return without_retries(_alike(client_for(url), **limits))
+
+
 def _alike(client: "redis.Redis", **settings: Any) -> "redis.Redis":
     """Make a client for the same Redis with other settings."""
     pool = client.connection_pool

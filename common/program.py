@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 from typing_extensions import override
 
-from common import flags, settings
+from common import completion, flags, settings
 from common.errors import ConflictError, UsageError
 
 CONFIG_VARIABLE = f"{flags.PREFIX}_CONFIG"
@@ -29,6 +30,13 @@ class Program(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the commands, in the order of the help."""
         return list(self._modules)
+
+    @override
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name without importing the commands, as their help would need."""
+        names = [name for name in self._modules if name.startswith(incomplete)]
+        flags_of_group = click.Command.shell_complete(self, ctx, incomplete)
+        return [*map(CompletionItem, names), *flags_of_group]
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -56,6 +64,7 @@ def prepared(
     if any(parameter.name == flags.CONFIG for parameter in command.params):
         return command
     flags.name_variables(command)
+    completion.complete_values(command)
     command.params.append(_config_option(program, name, tuple(known)))
     if command.callback is not None:
         command.callback = _called(command.callback)
@@ -107,22 +116,46 @@ def _origin(error: click.ClickException) -> str:
     return flags.origins(error.ctx, error.message)
 
 
+def load_settings(
+    ctx: click.Context, file: str | None, *, program: str, name: str, known: Iterable[str]
+) -> settings.Settings | None:
+    """Let headrace.toml say what a command gets where neither flag nor variable does.
+
+    Args:
+        ctx: Of the command.
+        file: As --config says, None for the one here.
+        program: `producer` or `workers`.
+        name: The command's.
+        known: Names of all commands of the program.
+
+    Returns:
+        The file as read, None where there is none.
+
+    Raises:
+        UsageError: The file says what cannot be.
+    """
+    path = settings.find(file)
+    if path is None:
+        return None
+    found = settings.Settings(path)
+    values, places = found.values_for(ctx.command, program=program, name=name, known=known)
+    flags.note_place(ctx, places)
+    ctx.default_map = {**(ctx.default_map or {}), **values}
+    return found
+
+
 def _config_option(program: str, name: str, known: tuple[str, ...]) -> click.Option:
     def load(ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
-        path = settings.find(given)
-        if path is None:
+        found = load_settings(ctx, given, program=program, name=name, known=known)
+        if found is None:
             return None
-        found = settings.Settings(path)
-        values, places = found.values_for(ctx.command, program=program, name=name, known=known)
-        flags.note_place(ctx, places)
-        ctx.default_map = {**(ctx.default_map or {}), **values}
         if found.holds_open_secret() and not ctx.resilient_parsing:
             click.echo(
-                f"{program}: {path} holds a password that others on this machine can read: "
-                f"chmod 600 {path}",
+                f"{program}: {found.path} holds a password that others on this machine can read: "
+                f"chmod 600 {found.path}",
                 err=True,
             )
-        return str(path)
+        return str(found.path)
 
     return click.Option(
         [f"--{flags.CONFIG}"],

@@ -32,6 +32,8 @@ COMMANDS = (
     "cancel",
     "runs",
     "forget",
+    "config",
+    "completion",
 )
 """In the order of their help."""
 

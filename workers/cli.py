@@ -9,6 +9,8 @@ from common.errors import HeadraceError
 from common.program import Program, show
 
 _COMMANDS = {
+    "completion": "workers.commands.settings",
+    "config": "workers.commands.settings",
     "simulate": "workers.simulator.command",
     "sink": "workers.commands.sink",
     "start": "workers.commands.start",
@@ -41,7 +43,7 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command; an error of ours is one line on stderr and its own exit code."""
     try:
-        cli(standalone_mode=False)
+        code = cli(prog_name="workers", standalone_mode=False)
     except HeadraceError as error:
         click.echo(f"workers: {error}", err=True)
         sys.exit(error.exit_code)
@@ -50,7 +52,7 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":

@@ -67,3 +67,39 @@ def test_a_conflict_with_the_run_says_where_the_value_is_from(ask: Ask) -> None:
     assert ended.code == 5
     place = "(--max-tokens is from headrace.toml, [producer.enqueue] max_tokens"
     assert place in ended.err
+
+
+# --- `config` ------------------------------------------------------------------------------------
+
+
+def test_config_shows_what_is_set_and_where_without_secrets(tmp_path: Path) -> None:
+    (tmp_path / "headrace.toml").write_text(
+        'redis = "redis://user:secret@h:1/0"\n[producer.enqueue]\nmax_tokens = 5\n'
+    )
+
+    ended = producer("config", cwd=tmp_path, env={"HEADRACE_SEED": "7", "HEADRACE_SEDE": "7"})
+
+    assert ended.code == 0
+    shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in ended.out.splitlines()}
+    assert list(shown) == ["--redis", "--max-tokens", "--seed"]
+    assert shown["--redis"].startswith("redis://…@h:1/0")
+    assert "headrace.toml, redis" in shown["--redis"]
+    assert "headrace.toml, [producer.enqueue] max_tokens" in shown["--max-tokens"]
+    assert shown["--seed"].split() == ["7", "HEADRACE_SEED", "enqueue"]
+    assert "no flag of producer reads HEADRACE_SEDE" in ended.err
+    assert "secret" not in ended.out + ended.err
+
+
+def test_config_finds_what_is_wrong_in_any_table(tmp_path: Path) -> None:
+    (tmp_path / "headrace.toml").write_text("[producer.watch]\nevry = 5\n")
+
+    ended = producer("config", cwd=tmp_path)
+
+    assert ended.code == 2
+    assert "[producer.watch] evry: there is no such flag; did you mean every?" in ended.err
+
+
+def test_config_of_one_command_shows_its_defaults(tmp_path: Path) -> None:
+    ended = producer("config", "watch", cwd=tmp_path)
+
+    assert ["--every", "2.0", "default"] in [line.split() for line in ended.out.splitlines()]

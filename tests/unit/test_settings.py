@@ -51,7 +51,8 @@ def needed(command: click.Command, *, without: click.Option | None = None) -> li
         if isinstance(parameter, click.Option):
             given += [flags.flag_of(parameter), "1"]
         else:
-            given.append("word")
+            choices = isinstance(parameter.type, click.Choice) and parameter.type.choices
+            given.append(str(choices[0]) if choices else "word")
     return given
 
 
