@@ -126,7 +126,10 @@ def refuse_other_run(store: ObjectStore, record: RunRecord) -> None:
 
 
 def _make(client: "redis.Redis", store: ObjectStore, record: RunRecord) -> RunRecord:
-    created_ms = int(datetime.fromisoformat(record.created_at).timestamp() * 1000)
+    try:
+        created_ms = int(datetime.fromisoformat(record.created_at).timestamp() * 1000)
+    except ValueError as error:
+        raise StoreDamagedError(f"{store.url}/{names.RUN_JSON}: created_at: {error}") from error
     reply = call(
         client,
         "reconcile_adopt",

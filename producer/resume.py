@@ -18,6 +18,7 @@ import msgspec
 import psutil
 
 from common import catalog, connect, ending
+from common.emptied import unaccepted
 from common.errors import ConflictError, StateLostError
 from common.models import RunRecord
 from common.queue import Runs, RunState
@@ -45,12 +46,14 @@ class Resumed(msgspec.Struct, kw_only=True):
         taught: Keys whose state came from the store.
         added: Prompts that were accepted and not in Redis.
         forgotten: Prompts that had ended without a result anywhere; they are queued again.
+        unaccepted: Prompts that had ended, and that the output lacks in every way: see `notes`.
         relisted: Jobs that were in no list.
         restored: Jobs that had lost their request.
         cancelled: Jobs that somebody cancelled in RQ, which have ended now.
         closed: Producers that were closed.
         sealed: Whether the run takes no more prompts.
         open_producers: What is known of producers that are open.
+        notes: What keeps the run from ending, and what to do; empty as a rule.
     """
 
     run: str
@@ -60,12 +63,14 @@ class Resumed(msgspec.Struct, kw_only=True):
     taught: int = 0
     added: int = 0
     forgotten: int = 0
+    unaccepted: int = 0
     relisted: int = 0
     restored: int = 0
     cancelled: int = 0
     closed: int = 0
     sealed: bool = False
     open_producers: list[str] = []
+    notes: list[str] = []
 
 
 class _Producer(msgspec.Struct):
@@ -169,7 +174,11 @@ def _put_back(
     if tally.accepted <= counts.total and in_redis <= in_store + counts.stream_entries:
         return
     say("Redis and the store differ: comparing every prompt")
-    _note(told, _until_done(lambda: reconcile(client, store, record, deep=True)))
+    report = _until_done(lambda: reconcile(client, store, record, deep=True))
+    _note(told, report)
+    told.unaccepted = report.unaccepted
+    if report.unaccepted:
+        told.notes.append(unaccepted(store, record, report.unaccepted))
 
 
 def _note(told: Resumed, report: Report) -> None:

@@ -47,7 +47,7 @@ def command(
         click.echo(msgspec.json.encode(told))
     for line in _lines(told):
         click.echo(f"producer: {line}", err=True)
-    return 0
+    return 1 if told.notes else 0
 
 
 def _lines(told: Resumed) -> Iterator[str]:
@@ -65,6 +65,7 @@ def _lines(told: Resumed) -> Iterator[str]:
     ]
     lines = [text for text, holds in done if holds]
     yield from (f"run {told.run}: {text}" for text in lines or ["nothing was missing"])
+    yield from told.notes
     for producer in told.open_producers:
         yield (
             f"the producer {producer} began and did not end: the same enqueue again ends it and "

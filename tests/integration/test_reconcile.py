@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from common import catalog, manifests, names
-from common.errors import ConflictError, StateLostError
+from common.errors import ConflictError, StateLostError, StoreDamagedError
 from common.models import Entry, Record
 from common.overlap import to_drop
 from common.queue.maintenance import Maintenance, StreamItem, TurnLostError
@@ -644,6 +644,18 @@ def test_another_run_in_the_store_or_in_redis_is_a_conflict(
 def test_a_store_without_a_run_says_so(redis_client: "redis.Redis") -> None:
     with pytest.raises(StateLostError, match=r"run\.json"):
         adopt_run(redis_client, MemoryStore())
+
+
+def test_a_damaged_instant_in_the_record_says_where_it_is(redis_client: "redis.Redis") -> None:
+    store = MemoryStore()
+    world = World(redis_client, store, prompts=1)
+    record = msgspec.structs.replace(world.record, created_at="yesterday")
+    store.delete(names.RUN_JSON)
+    store.put_if_absent(names.RUN_JSON, msgspec.json.encode(record))
+    redis_client.flushall()
+
+    with pytest.raises(StoreDamagedError, match=r"run\.json: created_at"):
+        adopt_run(redis_client, store)
 
 
 # --- Kills, restarts and rivals during a reconcile -----------------------------------------------

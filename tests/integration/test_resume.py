@@ -119,6 +119,20 @@ def test_results_that_are_nowhere_are_made_again(world: World, ask: Ask) -> None
     end(world)
 
 
+def test_what_the_output_lacks_in_every_way_is_named(world: World, ask: Ask) -> None:
+    store_some(world, 4)
+    for folder in (names.INPUTS, names.SHARDS, names.KEYS, names.MANIFEST):
+        for found in list(world.store.list(folder)):
+            world.store.delete(found.name)
+
+    ended = ask("resume", RUN, "--json")
+
+    assert ended.code == 1
+    assert ended.told["unaccepted"] == 4
+    assert "lacks 4 accepted prompts" in ended.err
+    assert world.runs.counts(RUN).completed == 4, "nothing is forgotten"
+
+
 def test_results_that_wait_for_a_sink_are_not_taken_for_lost(world: World, ask: Ask) -> None:
     store_some(world, 4)
     world.finish([4, 5])
