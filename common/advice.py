@@ -165,6 +165,8 @@ def _of_servers(seen: Seen) -> list[str]:
 
 
 def _misfit(seen: Seen, group: GroupFigures) -> str:
+    if seen.run in group.left_out:
+        return f"{group.group} gets no job of run {seen.run}: {group.left_out[seen.run]}"
     wanted = seen.standing.model
     if wanted is not None and group.model not in {None, wanted}:
         return (

@@ -84,7 +84,10 @@ def progress(
         groups: Worker groups that spoke lately.
         per_bucket: Completions by 5-second bucket of Redis TIME.
     """
-    groups = [as_seen(group, model=standing.model, pinned=standing.pinned) for group in groups]
+    groups = [
+        as_seen(group, model=standing.model, pinned=standing.pinned, run=standing.run)
+        for group in groups
+    ]
     flow = flow_of(counts, groups=groups, per_bucket=per_bucket or {}, now_ms=now_ms)
     status = status_of(counts, standing=standing, groups=groups, flow=flow)
     eta = eta_of(counts, status=status, flow=flow)
@@ -203,7 +206,11 @@ def _working_status(
 
 
 def as_seen(
-    group: GroupFigures, *, model: str | None, pinned: Mapping[str, Any] | None = None
+    group: GroupFigures,
+    *,
+    model: str | None,
+    pinned: Mapping[str, Any] | None = None,
+    run: str = "",
 ) -> GroupFigures:
     """Give a worker group as a run sees it: another model's is of no use, old loads say nothing.
 
@@ -211,10 +218,13 @@ def as_seen(
         group: As it speaks of itself.
         model: What the run asks for, None for whatever comes.
         pinned: What the run's first server was.
+        run: Its name.
     """
     state, detail, up_s = group.state, group.detail, group.up_s
     if state == "waiting" and up_s is not None and up_s < STARTING_S:
         state = "starting"
+    elif state in {"ready", "wrong_model"} and run in group.left_out:
+        state, detail = "wrong_model", group.left_out[run]
     elif state == "ready" and None not in (model, group.model) and model != group.model:
         state = "wrong_model"
     elif state in {"ready", "wrong_model"} and pinned and group.identity:
@@ -241,7 +251,7 @@ def _group(group: GroupFigures) -> dict[str, Any]:
     return {
         name: _rounded(value) if isinstance(value, float) else value
         for name, value in figures.items()
-        if name not in {"epoch", "at_ms", "ages_s", "identity"}
+        if name not in {"epoch", "at_ms", "ages_s", "identity", "left_out"}
     }
 
 

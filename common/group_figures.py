@@ -18,6 +18,7 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
         bound, cap: The most requests open at once; the server's effective cap (None: not told).
         gen_tokens_per_s: Rate of the server's counter between two readings.
         identity: Of its server, what a run pins (`common.pins`); None where nobody tells.
+        left_out: Runs that its server cannot serve though it is of their model, and why.
         occupancy: Mean open requests over slots, over the last minute.
         oldest_s: Age of the oldest open request.
         ages_s: Sum of the ages of the open requests; None where the process does not tell.
@@ -47,6 +48,7 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
     server_version: str | None = None
     model: str | None = None
     identity: dict[str, Any] | None = None
+    left_out: dict[str, str] = {}
     occupancy: float | None = None
     oldest_s: float | None = None
     ages_s: float | None = None

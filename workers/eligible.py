@@ -93,10 +93,13 @@ class Eligible:
             identity: The server as it says it is.
             why: For people.
         """
-        if self._left_out.get(claim.uid, (None, ""))[0] != identity:
-            log.error("no job of run %s is taken: %s", claim.run, why)
         self._left_out[claim.uid] = (identity, why)
         self._judged = None
+
+    def left_out(self, identity: ServerIdentity | None) -> dict[str, str]:
+        """Tell which of the runs this server cannot serve, and why: what `leave_out` was told."""
+        told = ((run, self._left_out.get(one.uid)) for run, one in self._records.items())
+        return {run: out[1] for run, out in told if out is not None and out[0] == identity}
 
     def stream_mark_bytes(self) -> int:
         """Say how much the streams may hold before claims stop: 2 GiB, or a quarter of Redis."""
@@ -139,7 +142,7 @@ class Eligible:
     def _misfit(self, record: RunRecord, identity: ServerIdentity) -> str:
         server, why = self._left_out.get(record.uid, (None, ""))
         if server == identity:
-            return f"run {record.run} gets no job taken here: {why}"
+            return f"no job of run {record.run} is taken: {why}"
         asked = record.params.model
         if asked is not None and asked != identity.model:
             return (

@@ -85,6 +85,7 @@ class Showing:
             strategy=identity.strategy if identity else None,
             server_version=identity.version if identity else None,
             model=identity.model if identity else None,
+            left_out=self._core.eligible.left_out(identity),
             identity=identity_of(identity) if identity else None,
             occupancy=self._occupancy(now_s),
             oldest_s=self._core.holdings.oldest_s(now_s),

@@ -34,6 +34,12 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+def status(fleet: Fleet) -> dict[str, Any]:
+    told = json.loads(fleet.producer("status", RUN, "--json", check=False).stdout)
+    assert isinstance(told, dict)
+    return told
+
+
 def check(row: dict[str, Any]) -> None:
     """Every choice holds what the simulator made for the request whose hash its text bears."""
     usage = row["usage"]
@@ -89,8 +95,7 @@ def test_a_version_without_them_gets_no_job_and_the_reason_names_it(tmp_path: Pa
             figures(fleet, "gpu0").detail
         )
         assert (of_prompts(fleet), fleet.counts(RUN).retries) == ([], 0)
-        shown = fleet.producer("status", RUN, check=False)
-        assert "0.5.12.post1" in shown.stdout
+        assert status(fleet)["status"] == "wrong_model"
         # It serves the runs that it can.
         fleet.output = str(tmp_path / "out-plain")
         fleet.enqueue(write(tmp_path / "plain.jsonl", CHAT))
@@ -99,6 +104,13 @@ def test_a_version_without_them_gets_no_job_and_the_reason_names_it(tmp_path: Pa
         fleet.wait(lambda: fleet.counts("plain").completed == 2, "the plain run")
         fleet.wait(lambda: fleet.counts("ids").completed == 1, "the run of token ids")
         assert fleet.counts(RUN).queued == 2
+        # And says so of the run that it leaves out, though it is at work for others.
+        assert figures(fleet, "gpu0").state == "ready"
+        told = status(fleet)
+        assert told["status"] == "wrong_model"
+        assert "gets no job of run job: it keeps token ids, and SGLang 0.5.12.post1" in (
+            " ".join(told["warnings"])
+        )
         fleet.start_sink("sink", *QUICK_SINK)
         fleet.wait_done("ids")
         check(*fleet.rows())
@@ -122,3 +134,25 @@ def test_a_server_of_another_version_takes_what_the_old_one_left(tmp_path: Path)
         assert (counts.completed, counts.retries) == (4, 0)
         for row in fleet.rows():
             check(row)
+
+
+def test_each_turn_of_a_conversation_has_its_own_sequence(tmp_path: Path) -> None:
+    turns = [{"from": "human" if at % 2 == 0 else "gpt", "value": f"word {at}"} for at in range(6)]
+    rows = [{"id": "talk", "conversations": turns}]
+    with Fleet(tmp_path, latency="0.01", answer_tokens="fixed:40") as fleet:
+        fleet.enqueue(write(tmp_path / "job.jsonl", rows), "--keep-token-ids", "--turns", "all")
+        fleet.start_group()
+        fleet.start_sink("sink", *QUICK_SINK)
+
+        fleet.wait_done(RUN)
+
+        row: Any = fleet.rows()[0]
+        fleet.verify(RUN)
+        [choice] = row["choices"]
+        asked = [turn["usage"]["prompt_tokens"] for turn in row["turns"]]
+        answers = [*row["turns"][:-1], choice]
+        # Each turn's prompt holds the answers before it.
+        assert asked == sorted(set(asked))
+        for tokens, answer in zip(asked, answers, strict=True):
+            assert answer["loss_mask"] == [0] * tokens + [1] * 40
+            assert len(answer["token_ids"]) == tokens + 40
