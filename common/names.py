@@ -34,6 +34,7 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
                                         error (why nothing is stored at present)
     headrace:run:RUN:sinks       zset   token of a sink that serves the run -> deadline, ms
     headrace:run:RUN:set_aside   hash   PP:ENTRY_ID -> entry that is nobody's result (cmsgpack)
+    headrace:run:RUN:notified:H  string JSON of what the hook of hash H was told last; 30 days
     headrace:run:RUN:maintenance string token of the process that reconciles or ends the run
     headrace:run:RUN:feed        string token of the process that feeds requests from `inputs/`
     headrace:run:RUN:rate        hash   5-second bucket of Redis TIME -> completions;
@@ -138,6 +139,11 @@ def sinks(name: str) -> str:
 def set_aside(name: str) -> str:
     """Name the hash of stream entries that no prompt can be found for."""
     return f"headrace:run:{name}:set_aside"
+
+
+def notified(name: str, hook: str) -> str:
+    """Name the string that says what a hook was told of the run last."""
+    return f"headrace:run:{name}:notified:{hook}"
 
 
 def maintenance(name: str) -> str:

@@ -24,6 +24,13 @@ LOG_LEVEL = click.option(
     help="Least severity of what is logged.",
 )
 
+NOTIFY = click.option(
+    "--notify",
+    metavar="CMD|URL",
+    help="Tell this command (JSON on stdin) or http(s) address (JSON POST) when a run stalls, "
+    "pauses, loses a server or ends. What holds a key belongs into HEADRACE_NOTIFY.",
+)
+
 
 def grace(default_s: float, what: str) -> Callable[[Command], Command]:
     """Give --grace of a process.

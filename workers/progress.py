@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from common import names, snapshot
 from common.errors import HeadraceError
 from common.models import RunRecord
+from common.notify import Notifier
 from common.quality import oddities
 from common.store import ObjectStore
 
@@ -39,6 +40,7 @@ class ProgressWriter:
         client: From `common.connect`.
         state_dir: Holds one folder a run.
         written: Gives the runs.
+        notifier: Is shown the figures too.
     """
 
     def __init__(
@@ -46,16 +48,20 @@ class ProgressWriter:
         client: "redis.Redis",
         state_dir: Path,
         written: Callable[[], Sequence[Written]],
+        *,
+        notifier: Notifier | None = None,
     ) -> None:
         self._client = client
         self._state_dir = state_dir
         self._written = written
+        self._notifier = notifier
         self._stored_s: dict[str, float] = {}
         # (uid, flag) of what was said to be odd about answers.
         self._said: set[tuple[str, str]] = set()
 
     def run(self, ended: threading.Event) -> None:
         """Write until the event is set. Nothing that fails here harms anything else."""
+        self.write_all()
         while not ended.wait(FILE_S):
             self.write_all()
 
@@ -73,12 +79,22 @@ class ProgressWriter:
         if read is None:
             return
         self._say_odd(read)
-        data = msgspec.json.encode(read.figures())
+        figures = read.figures()
+        self._notify(figures)
+        data = msgspec.json.encode(figures)
         _replace(self._state_dir / name / names.PROGRESS, data)
         far = "://" in run.store.url
         if time.monotonic() - self._stored_s.get(name, float("-inf")) >= (STORE_S if far else 0):
             self._stored_s[name] = time.monotonic()
             run.store.put(names.PROGRESS, data)
+
+    def _notify(self, figures: dict[str, Any]) -> None:
+        if self._notifier is None:
+            return
+        try:
+            self._notifier.note(figures)
+        except HeadraceError as error:
+            log.debug("run %s: nobody was notified: %s", figures["run"], error)
 
     def _say_odd(self, read: snapshot.Snapshot) -> None:
         """Log once what is odd about so many answers that somebody should look."""

@@ -32,6 +32,7 @@ from common.errors import (
     UsageError,
 )
 from common.models import RunRecord
+from common.notify import LEAVE_S, Notifier
 from common.queue import Runs
 from common.queue.runs import unknown_run
 from common.queue.sinklease import LEASE_MS, PartitionLostError, new_token
@@ -54,6 +55,7 @@ RENEW_S = LEASE_MS / 3000
 SAY_S = 60.0
 PROBE_LIMIT_S = 20.0
 OPEN_AGAIN_S = 30.0
+STOPPED_NOTIFY_S = 3.0
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
         state_dir: Where progress.json of each run is written, below its name.
         poll_s: How often it looks.
         until_done: Return when all of `runs` have ended.
+        notify: Command or address that is told what is new of its runs; None tells nobody.
     """
 
     runs: tuple[str, ...] = ()
@@ -74,6 +77,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path = Path(".headrace")
     poll_s: float = 1.0
     until_done: bool = False
+    notify: str | None = None
 
 
 class _Served:
@@ -110,6 +114,11 @@ class Sink:
         self._open = open_output or (lambda record: open_store(record.output, record.endpoint_url))
         self._runs = Runs(client, where=connect.address_of(client))
         self._token = new_token()
+        self._notifier = (
+            Notifier(client, options.notify, old_too=options.until_done)
+            if options.notify
+            else None
+        )
         self._served: dict[str, _Served] = {}
         self._said_redis_s = float("-inf")
         # Runs whose output was refused, and when it is tried again.
@@ -135,7 +144,9 @@ class Sink:
         """
         self._find(at_start=True)
         threads = [threading.Thread(target=self._renew, name="renew", daemon=True)]
-        progress = ProgressWriter(self._client, self._options.state_dir, self._sinks)
+        progress = ProgressWriter(
+            self._client, self._options.state_dir, self._sinks, notifier=self._notifier
+        )
         threads.append(threading.Thread(target=progress.run, args=[self._ended], daemon=True))
         for thread in threads:
             thread.start()
@@ -149,6 +160,8 @@ class Sink:
             self._ended.set()
             self._release()
         progress.write_all()
+        if self._notifier is not None:
+            self._notifier.close(STOPPED_NOTIFY_S if self._stop.is_set() else LEAVE_S)
         failed = any(served.standing is Standing.FAILED for served in self._served.values())
         return 1 if failed else 0
 

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from common.errors import RedisUnusableError
 from common.figures import ENDED
-from common.options import REDIS
+from common.notify import Notifier
+from common.options import NOTIFY, REDIS
 from producer.locate import Where, connected
 from producer.screen import console
 from producer.status import ended_with, figures_of
@@ -31,8 +32,11 @@ from producer.view import of_run, pace
     metavar="S",
     help="Seconds between two looks.",
 )
+@NOTIFY
 @REDIS
-def command(run: str, *, json_: bool, every_s: float, redis: str | None) -> int:
+def command(
+    run: str, *, json_: bool, every_s: float, notify: str | None, redis: str | None
+) -> int:
     """Show RUN until it has ended.
 
     Ends with what `producer status` ends with. Ctrl-C ends the look, not the run.
@@ -40,23 +44,33 @@ def command(run: str, *, json_: bool, every_s: float, redis: str | None) -> int:
     \b
     Example:
         producer watch prompts && producer export prompts --to answers.jsonl
+        producer watch prompts --notify 'notify-send "$HEADRACE_NOTIFY_TEXT"'
     """
-    watch = _Watch(Where(run=run, redis=redis), every_s=every_s)
+    watch = _Watch(Where(run=run, redis=redis), every_s=every_s, notify=notify)
     screen = console()
-    if json_:
-        return watch.lines(lambda figures: msgspec.json.encode(figures).decode())
-    if screen.is_terminal:
-        return watch.live(screen)
-    return watch.lines(_line)
+    try:
+        if json_:
+            return watch.lines(lambda figures: msgspec.json.encode(figures).decode())
+        if screen.is_terminal:
+            return watch.live(screen)
+        return watch.lines(_line)
+    finally:
+        watch.close()
 
 
 class _Watch:
     """Looks at a run until it has ended; a Redis that is away meanwhile is waited for."""
 
-    def __init__(self, where: Where, *, every_s: float) -> None:
+    def __init__(self, where: Where, *, every_s: float, notify: str | None) -> None:
         self._where = where
         self._every_s = every_s
         self._client = connected(where.redis)
+        self._notifier = Notifier(self._client, notify, old_too=True) if notify else None
+
+    def close(self) -> None:
+        """Tell what there is to tell."""
+        if self._notifier is not None:
+            self._notifier.close()
 
     def live(self, screen: Console) -> int:
         """Show the newest figures in place."""
@@ -83,15 +97,21 @@ class _Watch:
 
     def _looks(self) -> Iterator[tuple[dict[str, Any] | None, str]]:
         """Give figures, or why there are none at present."""
-        yield figures_of(self._client, self._where), ""
+        yield self._look(), ""
         while True:
             time.sleep(self._every_s)
             try:
-                figures = figures_of(self._client, self._where)
+                figures = self._look()
             except RedisUnusableError as error:
                 yield None, f"producer: {error}; asking again"
             else:
                 yield figures, ""
+
+    def _look(self) -> dict[str, Any]:
+        figures = figures_of(self._client, self._where)
+        if self._notifier is not None:
+            self._notifier.note(figures)
+        return figures
 
 
 def _line(figures: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import click
 from common.address import resolve_redis
 from common.connect import connect, persistence_warning
 from common.logs import set_up_logs
-from common.options import LOG_LEVEL, REDIS, grace
+from common.options import LOG_LEVEL, NOTIFY, REDIS, grace
 from workers.batch import Limits
 from workers.sink import Sink, SinkOptions
 
@@ -68,6 +68,7 @@ _DEFAULTS = Limits()
     is_flag=True,
     help="End when all named runs have: 0 when all completed, 1 with failures.",
 )
+@NOTIFY
 @LOG_LEVEL
 def sink(
     *,
@@ -81,6 +82,7 @@ def sink(
     state_dir: Path,
     poll_s: float,
     until_done: bool,
+    notify: str | None,
     log_level: str,
 ) -> None:
     """Move results from Redis to the store, of RUNs or of all.
@@ -92,6 +94,7 @@ def sink(
     \b
     Example:
         workers sink --redis redis://queue:6379/0
+        workers sink --notify 'mail -s "$HEADRACE_NOTIFY_TEXT" me@example.org'
     """
     if until_done and not runs:
         raise click.UsageError("--until-done needs the names of the runs")
@@ -112,6 +115,7 @@ def sink(
         state_dir=state_dir,
         poll_s=poll_s,
         until_done=until_done,
+        notify=notify,
     )
     process = Sink(client, options)
     stopped_by: list[int] = []
