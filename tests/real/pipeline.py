@@ -118,10 +118,11 @@ class Pipeline:
         seconds = ("--first-batch-seconds", "2", "--batch-seconds", "5")
         return self._start("sink", self.run, "--until-done", *seconds)
 
-    def verify(self) -> tuple[int, Row]:
+    def verify(self, *flags: str) -> tuple[int, Row]:
         """Prove the run from its store and its file alone: exit code and verdict."""
         ended = producer(
             *("verify", self.run, "--output", self.output, "--input", self._file, "--json"),
+            *flags,
             cwd=self.folder,
         )
         assert ended.out, ended.err

@@ -273,7 +273,7 @@ def open_over_time(seen: Sequence[Seen], deaths: Sequence[Death] = ()) -> list[t
     """Each instant at which a request began or ended, and how many are open from there."""
     changes: list[tuple[float, int]] = []
     for each in seen:
-        changes += [(each.begun_s, 1), (_end_s(each, deaths), -1)]
+        changes += [(each.begun_s, 1), (end_s(each, deaths), -1)]
     # An end goes before a beginning of the same microsecond.
     steps = sorted(changes)
     return [
@@ -282,7 +282,8 @@ def open_over_time(seen: Sequence[Seen], deaths: Sequence[Death] = ()) -> list[t
     ]
 
 
-def _end_s(seen: Seen, deaths: Sequence[Death]) -> float:
+def end_s(seen: Seen, deaths: Sequence[Death]) -> float:
+    """When a request ended: by its own end, or by the first death that could have ended it."""
     if seen.ended_s is not None:
         return seen.ended_s
     ends = [d.at_s for d in deaths if d.at_s >= seen.begun_s and d.group in {None, seen.group}]
