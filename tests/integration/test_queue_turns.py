@@ -148,6 +148,7 @@ def test_a_turn_ends_the_charges_of_its_attempts_once(client: "redis.Redis") -> 
     world.claim(jobs)
     jobs.charge(world.run, world.key(0), "timeout")
     keep(world, jobs, ONE)
+    assert "attempts" not in world.job(0)
     assert jobs.charge(world.run, world.key(0), "timeout", before=0) == 1
 
     keep(world, jobs, ONE)
