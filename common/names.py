@@ -40,7 +40,8 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
     headrace:run:RUN:rate        hash   5-second bucket of Redis TIME -> completions;
                                         0 where somebody was at work and none ended
     rq:job:KEY                   hash   RQ's lean job, and: request, attempts, deaths, lost, turns,
-                                        holder (epoch of the lease's owner)
+                                        holder (epoch of the lease's owner); turns: the finished
+                                        ones of a prompt with several, a JSON line each
 
 Ledger: one field a key. Bucket = the key's first `bits` bits, as lower-case hex without padding;
 field = the key without its first `bits // 8` bytes, so that bucket and field give the key back;

@@ -239,6 +239,23 @@ def test_a_redis_that_was_wiped_takes_all_turns_at_once(client: "redis.Redis") -
     assert keep(again, jobs, ONE + TWO) == "ok"
 
 
+def test_a_rebuilt_run_whose_request_waits_in_inputs_is_asked_again(
+    client: "redis.Redis",
+) -> None:
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+    client.flushall()
+    again = QueueWorld(client)
+    again.runs.set_window(again.run, 0)
+    again.add([0])
+    assert again.job(0) == {}
+
+    assert keep(again, jobs, ONE) == "removed"
+
+    assert again.job(0) == {}
+
+
 def test_a_forgotten_run_keeps_none(client: "redis.Redis") -> None:
     world = QueueWorld(client, prompts=1)
     jobs = world.jobs("e1")

@@ -68,7 +68,6 @@ def test_no_turn_is_generated_again_but_those_open_at_a_death(
     deaths += [each for each in server.deaths if each.at_s > since_s]
     at_risk = sum(open_at(death, seen, deaths) for death in deaths)
     again = len(seen) - CONVERSATIONS * TURNS
-    cached = sum(turn["usage"]["cached_tokens"] for row in completed for turn in row["turns"])
     say(
         "turns",
         conversations=len(completed),
@@ -76,7 +75,6 @@ def test_no_turn_is_generated_again_but_those_open_at_a_death(
         requests=len(seen),
         again=again,
         open_at_deaths=at_risk,
-        cached_tokens=cached,
     )
     assert code == 0, verdict
     assert failed == []

@@ -21,7 +21,7 @@ local function keep(run, uid, raw, fingerprint, try, turns)
   local entry = ledger_get(run, raw, hex, tonumber(known[2]))
   if not entry then return 'untaught' end
   if entry.fingerprint ~= fingerprint then return 'changed' end
-  if entry.state ~= 'q' or entry.try ~= tonumber(try) then return 'gone' end
+  if not is_queued(entry.state) or entry.try ~= tonumber(try) then return 'gone' end
   -- A job that was given back or reaped and that nobody has claimed since takes them too.
   if redis.call('ZSCORE', leases_key(run), hex) and not holds(run, hex, epoch) then
     return 'stolen'
