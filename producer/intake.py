@@ -142,12 +142,14 @@ class Intake:
         checker = RowChecker(self._rules)
         try:
             self._read_files(checker, meter)
+            self.spool.finish()
+            self._reject_conflicts()
         except FileRefusedError as error:
             return _refused(reading, error)
-        self.spool.finish()
-        self._reject_conflicts()
-        if self._rejected_file is not None:
-            self._rejected_file.close()
+        finally:
+            self.spool.close()
+            if self._rejected_file is not None:
+                self._rejected_file.close()
         field = self._rules.id_field
         if field and self.spool.rows and not checker.ids_found:
             raise UsageError(

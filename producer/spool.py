@@ -145,6 +145,11 @@ class Spool:
         except OSError as error:
             raise _no_room(error, self._path) from error
 
+    def close(self) -> None:
+        """Leave a spool that is not finished, and will not be read."""
+        if self._file is not None:
+            self._file.close()
+
     @property
     def duplicates(self) -> int:
         """How many rows repeat an earlier one, id and request."""
