@@ -18,24 +18,15 @@ local function mark()
   return {'ok'}
 end
 
--- Half of what the streams may hold before claims stop: other runs go on while this one ends.
-local function streams_full()
-  local limit = tonumber(string.match(redis.call('INFO', 'memory'), '\nmaxmemory:(%d+)') or 0)
-  local waiting = 0
-  for _, each in ipairs(redis.call('ZRANGE', RUNS, 0, -1)) do
-    waiting = waiting + tonumber(redis.call('HGET', counts_key(each), 'stream_bytes') or 0)
-  end
-  return waiting > stream_mark_bytes(limit > 0 and limit or 2 ^ 53) / 2
-end
-
 -- ARGV: first bucket, buckets, then keys (16 bytes) to look at besides.
--- Returns {'going_on'} (not marked), {'unreconciled'}, {'full'}, else {'ok', keys that are leased,
--- keys whose request is in inputs/ alone (of a slice: those that have lost it), jobs that are to end: {run, uid, key, fingerprint, try,
--- attempts, deaths, lost, prompt}}.
+-- Returns {'going_on'} (not marked), {'unreconciled'}, {'full'}, else {'ok', keys that are leased, keys
+-- whose request is in inputs/ alone (of a slice: those that have lost it), jobs that are to end:
+-- {run, uid, key, fingerprint, try, attempts, deaths, lost, prompt}}.
 local function look()
   if not known[3] then return {'going_on'} end
   if known[4] ~= server_run_id() then return {'unreconciled'} end
-  if streams_full() then return {'full'} end
+  -- Other runs go on while this one ends.
+  if streams_half_full() then return {'full'} end
   local now, held, bare, to_end = now_ms(), {}, {}, {}
 
   local function see(raw, hex, entry)

@@ -96,6 +96,12 @@ local function all_stream_bytes()
   return bytes
 end
 
+-- Half of what the streams may hold before claims stop.
+local function streams_half_full()
+  local limit = tonumber(string.match(redis.call('INFO', 'memory'), '\nmaxmemory:(%d+)') or 0)
+  return all_stream_bytes() > stream_mark_bytes(limit > 0 and limit or math.huge) / 2
+end
+
 local function count(run, counter, by)
   if by ~= 0 then redis.call('HINCRBY', counts_key(run), counter, by) end
 end

@@ -24,9 +24,7 @@ local reply = {'ok', now, known[3] == server_run_id() and 1 or 0, sealed and 1 o
   known[5] and 1 or 0}
 for i = 1, 6 do reply[#reply + 1] = tonumber(counts[i] or 0) end
 reply[#reply + 1] = redis.call('ZCARD', sinks_key(run))
-local limit = tonumber(string.match(redis.call('INFO', 'memory'), '\nmaxmemory:(%d+)') or 0)
-if limit == 0 then limit = math.huge end
-reply[#reply + 1] = all_stream_bytes() > stream_mark_bytes(limit) / 2 and '1' or ''
+reply[#reply + 1] = streams_half_full() and '1' or ''
 reply[#reply + 1] = known[6] or ''
 
 for partition = 0, tonumber(known[2]) - 1 do

@@ -27,6 +27,7 @@ local function keep(run, uid, raw, fingerprint, try, turns)
     return 'stolen'
   end
   local job = redis.call('HMGET', rq_job(hex), 'request', 'turns')
+  -- Removed, or not fed yet as far as a rewound Redis knows.
   if not job[1] then return 'removed' end
   local kept = job[2] or ''
   if #turns <= #kept then
