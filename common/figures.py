@@ -105,6 +105,7 @@ def progress(
         "server_tokens_per_sec": _rounded(flow.tokens_per_s, 1),
         "mean_output_tokens": _rounded(flow.mean_tokens, 1),
         "sealed": standing.sealed,
+        "priority": standing.priority,
         "waits_behind": waits_behind(seen) or None,
         "limited_by": limited_by(seen),
         "unusable_sec": _rounded(seen.unusable_s, 1),

@@ -35,6 +35,7 @@ from common.errors import ConflictError, StateLostError, StoreDamagedError
 from common.models import RunRecord
 from common.quality import FLAGS
 from common.queue.maintenance import Maintenance, TurnLostError
+from common.queue.runs import PRIORITY_STEP_MS
 from common.queue.scripts import call
 from common.reconcile_steps import Report, Steps
 from common.store import ObjectStore
@@ -130,17 +131,19 @@ def _make(client: "redis.Redis", store: ObjectStore, record: RunRecord) -> RunRe
         created_ms = int(datetime.fromisoformat(record.created_at).timestamp() * 1000)
     except ValueError as error:
         raise StoreDamagedError(f"{store.url}/{names.RUN_JSON}: created_at: {error}") from error
+    last = _last_progress(store)
     reply = call(
         client,
         "reconcile_adopt",
         *(record.run, record.uid, msgspec.json.encode(record), record.bits, record.partitions),
         *(
             created_ms,
-            created_ms,
+            created_ms - last.priority * PRIORITY_STEP_MS,
+            last.priority,
             "1" if is_cancelled(store) else "",
             store.get(names.PINNED) or b"",
         ),
-        *(part for counter in _remembered(store).items() for part in counter),
+        *(part for counter in _remembered(last).items() for part in counter),
     )
     return msgspec.json.decode(reply[1], type=RunRecord)
 
@@ -159,14 +162,18 @@ class _Progress(msgspec.Struct):
     prompt_cut: int = 0
     clamped: int = 0
     elapsed_hours: float = 0.0
+    priority: int = 0
 
 
-def _remembered(store: ObjectStore) -> dict[str, int]:
-    """Read the figures that must not begin at zero again from the last progress.json."""
+def _last_progress(store: ObjectStore) -> _Progress:
     try:
-        last = msgspec.json.decode(store.get(names.PROGRESS) or b"{}", type=_Progress)
+        return msgspec.json.decode(store.get(names.PROGRESS) or b"{}", type=_Progress)
     except msgspec.MsgspecError:
-        last = _Progress()
+        return _Progress()
+
+
+def _remembered(last: _Progress) -> dict[str, int]:
+    """Give the figures that must not begin at zero again."""
     return {
         "duplicates_dropped": last.duplicates_dropped,
         "retries": last.retries,

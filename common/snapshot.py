@@ -105,6 +105,7 @@ def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standin
         model=str(asked) if asked else None,
         pinned=state.pinned,
         reasons=_reasons(counters),
+        priority=state.priority,
         sealed=state.sealed,
         proven=_is_for(ended or b"", counts),
         paused=state.paused,

@@ -16,6 +16,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         pinned: What its first server was (`common.pins`); None before any.
         waits_behind: The run that is claimed from first, for people; empty when there is none.
         reasons: Why prompts failed, and how often; earlier tries of a retry count too.
+        priority: Higher runs are claimed from first.
         sealed: No more prompts will come.
         proven: `_SUCCESS` was written for the counters as they are now.
         paused: Why, None while it is not.
@@ -34,6 +35,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     pinned: dict[str, Any] | None = None
     waits_behind: str = ""
     reasons: dict[str, int] = {}
+    priority: int = 0
     sealed: bool = True
     proven: bool = False
     paused: str | None = None

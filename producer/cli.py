@@ -27,6 +27,7 @@ COMMANDS = (
     "verify",
     "export",
     "retry",
+    "priority",
     "pause",
     "resume",
     "cancel",

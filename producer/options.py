@@ -8,6 +8,9 @@ from producer.locate import Where
 RUN_MARK = "{run}"
 """In an output: stands for the run's name, so that one setting does for all runs."""
 
+PRIORITY = click.IntRange(-9, 9)
+"""What a run's place in the order of claims may be."""
+
 JSON = click.option("--json", "json_", is_flag=True, help="Print one JSON object on stdout.")
 
 ENDPOINT_URL = click.option(

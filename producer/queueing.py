@@ -66,8 +66,10 @@ class Call:
         standing = Standing(absent=intake.spool.prompts)
         if joined.record is not None:
             standing = self._compared(feeder, rows=intake.spool.prompts)
-        made = make_run(self._runs, joined.store, record, priority=request.priority)
+        made = make_run(self._runs, joined.store, record, priority=request.priority or 0)
         reached("enqueue.created")
+        if request.priority is not None:
+            self._runs.set_priority(request.run, request.priority)
         if request.window is not None:
             self._runs.set_window(request.run, request.window)
         if made.uid != record.uid:

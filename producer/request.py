@@ -41,6 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         files: As they were named, `-` for stdin.
         rules: How rows are read; what the run has is filled in from its record.
         redis: Address as given, None for the environment's.
+        priority: In the order of claims, None for what the run has.
         window: Most requests of the run in Redis, None for what the run has.
         limit: Only the first rows, before they become samples.
         samples: Prompts that each row becomes; sample s sends seed + s.
@@ -57,7 +58,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     accept_changes: bool = False
     retry_failed: bool = False
     keep_open: bool = False
-    priority: int = 0
+    priority: int | None = None
     window: int | None = None
     dry_run: bool = False
     version: str = ""

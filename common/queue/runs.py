@@ -134,20 +134,15 @@ class Runs:
 
     def open_producer(self, name: str, source: str, about: str) -> None:
         """Register a producer: the run is not sealed until it has ended."""
-        with self._errors():
-            self._client.hset(names.open_producers(name), source, about)
+        self._change("open", name, source, about)
 
     def close_producer(self, name: str, source: str, *, sealed: bool) -> None:
         """End a producer; its last word says whether more will come."""
-        with self._errors(), self._client.pipeline(transaction=True) as pipe:
-            pipe.hdel(names.open_producers(name), source)
-            pipe.hset(names.run(name), "seal", "1" if sealed else "0")
-            pipe.execute()
+        self._change("close", name, source, "1" if sealed else "0")
 
     def next_inputs_seq(self, name: str) -> int:
         """Take the next number for an object of `inputs/`."""
-        with self._errors():
-            return int(self._client.hincrby(names.run(name), "inputs_seq", 1))
+        return int(self._change("increase", name, "inputs_seq"))
 
     def sequences(self, record: RunRecord) -> tuple[int, list[int]]:
         """Read the last number of `inputs/`, and the last closed sequence of each partition."""
@@ -160,43 +155,52 @@ class Runs:
 
     def set_window(self, name: str, requests: int) -> None:
         """Say how many requests of the run Redis may hold; the rest waits in `inputs/`."""
-        with self._errors():
-            self._client.hset(names.run(name), "window", requests)
+        self._change("set", name, "window", requests)
+
+    def set_priority(self, name: str, priority: int) -> int:
+        """Change where the run stands in the order of claims; returns what it was."""
+        return int(self._change("prioritise", name, priority, PRIORITY_STEP_MS))
 
     def pause(self, name: str, reason: str) -> None:
         """Stop claims; what is in flight ends normally."""
-        self._require(name)
-        with self._errors():
-            self._client.hset(names.run(name), "paused", reason)
+        self._change("set", name, "paused", reason)
 
     def resume(self, name: str) -> None:
         """Lift a pause."""
-        self._require(name)
+        if self.get(name) is None:
+            raise self._unknown(name)
         with self._errors():
             self._client.hdel(names.run(name), "paused", "faults")
 
     def pin(self, name: str, identity: dict[str, Any]) -> dict[str, Any]:
         """Pin the model of the first server; returns what is pinned, this or an earlier one."""
-        with self._errors():
-            self._client.hsetnx(names.run(name), "pinned", msgspec.json.encode(identity))
-            raw = self._client.hget(names.run(name), "pinned")
-        return cast("dict[str, Any]", msgspec.json.decode(cast("bytes", raw)))
+        try:
+            raw = self._change("set_first", name, "pinned", msgspec.json.encode(identity))
+        except StateLostError:
+            # Forgotten since it was listed; whoever serves finds out by its next look.
+            return identity
+        return cast("dict[str, Any]", msgspec.json.decode(raw))
 
     def pin_again(self, name: str, identity: bytes) -> None:
         """Take what the store says the first server was, JSON, for what this Redis says."""
-        with self._errors():
-            self._client.hset(names.run(name), "pinned", identity)
+        self._change("set", name, "pinned", identity)
 
     def tombstoned(self, name: str) -> bool:
         """Tell whether the run was forgotten on purpose within the last 24 hours."""
         with self._errors():
             return bool(self._client.exists(names.tombstone(name)))
 
-    def _require(self, name: str) -> None:
-        if self.get(name) is None:
-            raise StateLostError(
-                f"Redis at {self._where} has no run {name!r}: `producer runs` lists what it has"
-            )
+    def _change(self, operation: str, name: str, *args: Any) -> Any:
+        with self._errors():
+            reply = cast("list[Any]", call(self._client, "member", operation, name, *args))
+        if reply[0] == b"unknown":
+            raise self._unknown(name)
+        return reply[1]
+
+    def _unknown(self, name: str) -> StateLostError:
+        return StateLostError(
+            f"Redis at {self._where} has no run {name!r}: `producer runs` lists what it has"
+        )
 
     def _now_ms(self) -> int:
         seconds, micros = self._client.time()

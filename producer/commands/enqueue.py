@@ -11,7 +11,7 @@ import msgspec
 from common.errors import UsageError
 from common.options import REDIS
 from producer.enqueue import enqueue
-from producer.options import JSON, for_run
+from producer.options import JSON, PRIORITY, for_run
 from producer.prompts.rows import RowRules
 from producer.prompts.turns import unfit
 from producer.request import Asked, Request, run_name
@@ -103,7 +103,12 @@ def _tokens(value: str) -> int | Literal["context"]:
     default=None,
     help="Results hold the token ids of prompt and answer and a loss mask; kept by the run.",
 )
-@click.option("--priority", type=click.IntRange(-9, 9), default=0, help="Higher runs go first.")
+@click.option(
+    "--priority",
+    type=PRIORITY,
+    metavar="N",
+    help="From -9 to 9, higher runs go first; default 0. Of a run that is there: changes it.",
+)
 @click.option(
     "--window",
     type=click.IntRange(min=1),

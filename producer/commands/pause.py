@@ -1,23 +1,28 @@
 """`producer pause`: stop a run's claims."""
 
 import click
+import msgspec
 
 from common.advice import count_of
 from common.connect import address_of
-from common.errors import StateLostError
+from common.errors import ConflictError, StateLostError
+from common.models import Counts
 from common.options import REDIS
 from common.queue import Runs
 from producer.locate import connected, unknown
+from producer.options import JSON
 
 
 @click.command()
 @click.argument("run", metavar="RUN")
 @click.option("--reason", default="by hand", show_default=True, help="Shown by `status`.")
 @REDIS
-def command(run: str, *, reason: str, redis: str | None) -> int:
+@JSON
+def command(run: str, *, reason: str, redis: str | None, json_: bool) -> int:
     """Start no more prompts of RUN.
 
-    What is at the servers ends as usual, and is kept.
+    What is at the servers ends as usual, and is kept. A run pauses by itself after 20 faults in a
+    row without a success; `status` says so.
 
     \b
     Example:
@@ -27,13 +32,31 @@ def command(run: str, *, reason: str, redis: str | None) -> int:
     client = connected(redis)
     address = address_of(client)
     runs = Runs(client, where=address)
-    if runs.get(run) is None:
+    state = runs.state(run)
+    if state is None:
         raise StateLostError(unknown(run, address))
+    if state.cancelled:
+        raise ConflictError(f"run {run!r} was cancelled: there is nothing to pause")
     runs.pause(run, reason)
     counts = runs.counts(run)
-    click.echo(
-        f"producer: run {run} is paused: {count_of(counts.in_flight, 'prompt')} at the servers, "
-        f"which end, {counts.queued:,} wait; `producer resume {run}` lifts it",
-        err=True,
-    )
+    if json_:
+        told = {
+            "run": run,
+            "paused": reason,
+            "before": state.paused,
+            "in_flight": counts.in_flight,
+            "queued": counts.queued,
+        }
+        click.echo(msgspec.json.encode(told))
+    click.echo(f"producer: {_text(run, counts, reason)}", err=True)
     return 0
+
+
+def _text(run: str, counts: Counts, reason: str) -> str:
+    lifted = f"`producer resume {run}` lifts it"
+    if not counts.in_flight + counts.queued:
+        return f"run {run} is paused ({reason}), though nothing of it is left to do; {lifted}"
+    return (
+        f"run {run} is paused ({reason}): {count_of(counts.in_flight, 'prompt')} at the servers, "
+        f"which end, {counts.queued:,} wait; {lifted}"
+    )

@@ -52,7 +52,8 @@ def needed(command: click.Command, *, without: click.Option | None = None) -> li
             given += [flags.flag_of(parameter), "1"]
         else:
             choices = isinstance(parameter.type, click.Choice) and parameter.type.choices
-            given.append(str(choices[0]) if choices else "word")
+            number = "1" if isinstance(parameter.type, click.IntRange) else "word"
+            given.append(str(choices[0]) if choices else number)
     return given
 
 
