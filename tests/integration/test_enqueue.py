@@ -274,6 +274,17 @@ def test_what_a_run_was_created_with_stays(
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_run_that_keeps_token_ids_need_not_be_told_again(enqueue: Enqueue, runs: Runs) -> None:
+    first = enqueue(numbered(1), "--keep-token-ids")
+
+    again = enqueue(numbered(2))
+
+    assert (first.code, again.code) == (0, 0), again.err
+    record = runs.get("r")
+    assert record is not None
+    assert record.params.keep_token_ids
+
+
 def test_the_output_of_another_run_is_refused(enqueue: Enqueue, runs: Runs) -> None:
     enqueue(numbered(1))
 

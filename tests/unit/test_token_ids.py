@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from common.models import Choice, Endpoint, Params
+from workers.clamp import clamped_request
 from workers.faults import Kind, ServerAnswer, Verdict, classify
 from workers.requests import Request, build_request, read_prompt
 from workers.token_ids import lacking
@@ -27,12 +28,17 @@ GENERATED = {
 
 
 def request(endpoint: Endpoint, *, keep: bool = True, **own: Any) -> Request:
-    body = own or BODIES[endpoint]
-    prompt = json.dumps({"id": 1, "line": 1, "endpoint": endpoint, "body": body}).encode()
+    prompt = read_prompt(prompt_json(endpoint, own or BODIES[endpoint]))
     params = Params(max_tokens=8, keep_token_ids=keep)
-    return build_request(
-        read_prompt(prompt), params, model="tiny", rid="r" * 20, context_length=2048
-    )
+    return build_request(prompt, params, model="tiny", rid="r" * 20, context_length=2048)
+
+
+def prompt_json(endpoint: Endpoint, body: dict[str, Any]) -> bytes:
+    return json.dumps({"id": 1, "line": 1, "endpoint": endpoint, "body": body}).encode()
+
+
+def asking(endpoint: Endpoint) -> str:
+    return "return_prompt_token_ids" if endpoint == "generate" else "return_token_ids"
 
 
 def recorded(name: str) -> Any:
@@ -91,10 +97,8 @@ def test_a_version_that_names_the_ids_of_a_chat_otherwise_is_read_too() -> None:
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions", "generate"])
 def test_only_a_run_that_keeps_ids_asks_for_them(endpoint: Endpoint) -> None:
-    flag = {"generate": "return_prompt_token_ids"}.get(endpoint, "return_token_ids")
-
-    assert bytes(request(endpoint).members[flag]) == b"true"
-    assert flag not in request(endpoint, keep=False).members
+    assert bytes(request(endpoint).members[asking(endpoint)]) == b"true"
+    assert asking(endpoint) not in request(endpoint, keep=False).members
 
 
 def test_the_run_asks_also_where_a_row_says_no() -> None:
@@ -166,6 +170,30 @@ def test_a_prompt_of_ids_needs_no_prompt_ids_in_the_answer() -> None:
     found = choices_of(judged(request("generate", input_ids=[340]), body))
 
     assert found[0].token_ids == [340, *GENERATED["generate"]]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions", "generate"])
+def test_the_second_request_for_what_the_context_leaves_asks_for_them_too(
+    endpoint: Endpoint,
+) -> None:
+    first = build_request(
+        read_prompt(prompt_json(endpoint, BODIES[endpoint])),
+        Params(max_tokens="context", keep_token_ids=True),
+        model="tiny",
+        rid="r" * 20,
+        context_length=2048,
+    )
+    told = {
+        "message": "maximum context length of 2048 tokens. You requested 2060: 13 tokens from the "
+        "input messages and 2047 for the completion."
+    }
+
+    second = clamped_request(first, 400, json.dumps({"error": told}).encode(), rid="s" * 20)
+
+    assert second is not None
+    assert second.keeps_token_ids
+    assert bytes(second.members[asking(endpoint)]) == b"true"
+    assert (second.clamped, second.max_tokens) == (True, 2034)
 
 
 @pytest.mark.parametrize(
