@@ -47,12 +47,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         format: One of `producer.formats.FORMATS`.
         order: That of the input, or that in which results came: shard after shard, which with
             several partitions is exact within each of them.
+        token_ids: Write them where the format has a place for them.
     """
 
     to: str
     failures: str | None = None
     format: str = "jsonl"
     order: Order = "input"
+    token_ids: bool = True
 
 
 class Exported(msgspec.Struct, kw_only=True):
@@ -109,7 +111,7 @@ def export(record: RunRecord, store: ObjectStore, target: Target, *, meter: Mete
         BackendError: The store or a file cannot be used.
         UsageError: A file cannot be, or none of the completions fits into the format.
     """
-    form = make_format(target.format)
+    form = make_format(target.format, token_ids=target.token_ids)
     form.check_name(target.to)
     for name in (target.to, target.failures):
         if name and name != STDOUT:

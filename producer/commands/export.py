@@ -39,6 +39,9 @@ from producer.outfile import STDOUT
     metavar="FILE",
     help="Also write what failed or was cancelled there, as JSON lines.",
 )
+@click.option(
+    "--no-token-ids", is_flag=True, help="Training files of conversations, whatever the run keeps."
+)
 @click.option("--partial", is_flag=True, help="End with 0 though not all is in the file.")
 @OUTPUT_IN_PLACE_OF_REDIS
 @ENDPOINT_URL
@@ -50,6 +53,7 @@ def command(
     row_format: str,
     order: Order,
     failures: str | None,
+    no_token_ids: bool,
     partial: bool,
     output: str | None,
     endpoint_url: str | None,
@@ -70,6 +74,9 @@ def command(
         sharegpt     from/value; reasoning as <think>, calls as <tool_call> in the text
         parquet      flat columns, messages as lists; needs pyarrow
 
+    Of a run enqueued with --keep-token-ids the files of specforge and speculators hold input_ids
+    and loss_mask, which both take as they are; --no-token-ids gives conversations.
+
     Each choice and each sample is a line of its own where a line is a conversation. Completions
     that a format cannot hold (no conversation, no text) are left out and counted.
 
@@ -85,7 +92,9 @@ def command(
     """
     if failures == STDOUT:
         raise click.UsageError("--failures needs a file of its own: stdout is for --to -")
-    target = Target(to=to, failures=failures, format=row_format, order=order)
+    target = Target(
+        to=to, failures=failures, format=row_format, order=order, token_ids=not no_token_ids
+    )
     where = where_of(run, output=output, endpoint_url=endpoint_url, redis=redis)
     record, store = locate(where)
     try:

@@ -23,6 +23,7 @@ class ExportedRow(msgspec.Struct, kw_only=True):
     endpoint: Endpoint = "chat"
     messages: list[dict[str, Any]] | None = None
     choices: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     usage: Usage | None = None
     model: str = ""
     completed_at: str = ""
@@ -75,6 +76,9 @@ class Format(ABC):
 
     suffixes: tuple[str, ...] = ()
     """What the file's name may end in; any, when empty."""
+
+    token_ids = True
+    """Write token ids where the format has a place for them and every completion has them."""
 
     def __init__(self) -> None:
         self.tally = Tally()

@@ -70,7 +70,7 @@ def conversations(row: ExportedRow) -> list[Conversation]:
             continue
         made.append(
             Conversation(
-                id=_name(row, number),
+                id=line_id(row, number),
                 turns=[*before, answer],
                 tools="" if tools in {b"null", b"[]"} else tools.decode(),
             )
@@ -80,7 +80,8 @@ def conversations(row: ExportedRow) -> list[Conversation]:
     return made
 
 
-def _name(row: ExportedRow, choice: int) -> str:
+def line_id(row: ExportedRow, choice: int) -> str:
+    """Name the line of a choice."""
     sample = f"-sample{row.sample}" if row.sample else ""
     return id_text(row.id) + sample + (f"-choice{choice}" if choice else "")
 

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from producer.formats.base import LineFormat, UnfitError, read_row
+from producer.formats.base import ExportedRow, LineFormat, UnfitError, read_row
 from producer.formats.conversation import Conversation, Turn, conversations
+from producer.formats.token_ids import NO_TOKENS, token_lines
 from producer.outfile import OutFile
 
 _OPTIONAL = ("reasoning", "tool_calls", "tool_call_id", "name")
@@ -33,8 +34,12 @@ class ConversationFormat(LineFormat):
     @override
     def look(self, row: bytes) -> None:
         """Note which members the file needs."""
+        self.see(read_row(row))
+
+    def see(self, row: ExportedRow) -> None:
+        """Note which members the file needs."""
         try:
-            found = conversations(read_row(row))
+            found = conversations(row)
         except UnfitError:
             return
         for conversation in found:
@@ -72,7 +77,50 @@ class ConversationFormat(LineFormat):
 
 
 class RoleFormat(ConversationFormat):
-    """Messages of role and content: what SpecForge and speculators have in common."""
+    """What SpecForge and speculators have in common: messages of role and content, or tokens.
+
+    Both take `input_ids` with `loss_mask` as they are, without a chat template. That is what the
+    engine used and made, so a run that keeps token ids gives them: a line for each choice and for
+    each turn that was generated.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._with_tokens = self._without_tokens = 0
+
+    @override
+    def see(self, row: ExportedRow) -> None:
+        """Note which members the file needs, and whether token ids can stand for them."""
+        super().see(row)
+        if token_lines(row) is None:
+            self._without_tokens += 1
+        else:
+            self._with_tokens += 1
+
+    @property
+    def writes_tokens(self) -> bool:
+        """Whether the lines are token ids."""
+        return self.token_ids and self._with_tokens > 0 and not self._without_tokens
+
+    @override
+    def lines(self, row: bytes) -> Sequence[bytes]:
+        """Give a line for each choice, and of token ids for each turn."""
+        if not self.writes_tokens:
+            return super().lines(row)
+        made = token_lines(read_row(row))
+        if not made:
+            raise UnfitError(NO_TOKENS)
+        return [_encode(line) for line in made]
+
+    @override
+    def write(self, to: OutFile, rows: Iterable[bytes]) -> None:
+        """Write the file, and say where token ids had to be left out."""
+        super().write(to, rows)
+        if self.token_ids and self._with_tokens and self._without_tokens:
+            self.tally.notes.append(
+                f"{self._without_tokens:,} completions have no token ids, so the file holds "
+                f"conversations and not the token ids of the other {self._with_tokens:,}"
+            )
 
     @override
     def line(self, conversation: Conversation) -> dict[str, Any]:

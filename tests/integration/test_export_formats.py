@@ -251,6 +251,53 @@ def test_sharegpt_puts_reasoning_and_calls_into_the_text(
     ]
 
 
+@pytest.mark.parametrize("form", ["specforge", "speculators"])
+def test_token_ids_take_the_place_of_conversations_in_a_run_that_keeps_them(
+    store: DirectoryStore, tmp_path: Path, form: str
+) -> None:
+    run = FinishedRun(store, token_ids=True)
+
+    assert export(tmp_path, "a.jsonl", "--format", form).code == 0
+    assert export(tmp_path, "b.jsonl", "--format", form, "--no-token-ids").code == 0
+
+    rows = lines(tmp_path / "a.jsonl")
+    assert rows[1] == {
+        "id": "row-1",
+        "input_ids": list(range(9)),
+        "loss_mask": [0, 0, 0, 1, 1, 1, 1, 1, 1],
+    }
+    assert len(rows) == run.prompts
+    assert {tuple(row) for row in lines(tmp_path / "b.jsonl")} == {("id", "conversations")}
+
+
+def test_token_ids_are_left_out_where_some_completions_lack_them(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    run = FinishedRun(store, token_ids=True)
+    run.tamper(1, "shard", lambda rows: [without_ids(rows[0]), *rows[1:]], mend=True)
+
+    ended = export(tmp_path, "a.jsonl", "--format", "specforge")
+
+    assert ended.code == 0
+    assert "1 completions have no token ids" in ended.err
+    assert {tuple(row) for row in lines(tmp_path / "a.jsonl")} == {("id", "conversations")}
+
+
+def without_ids(row: bytes) -> bytes:
+    found = json.loads(row)
+    del found["choices"][0]["token_ids"]
+    return json.dumps(found).encode()
+
+
+def test_text_to_complete_is_training_text_once_it_has_token_ids(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    FinishedRun(store, endpoint="generate", token_ids=True)
+
+    assert export(tmp_path, "a.jsonl", "--format", "speculators").code == 0
+    assert len(lines(tmp_path / "a.jsonl")) == 30
+
+
 # --- What a format cannot hold -------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from producer.export import _starts
 from producer.formats import FORMATS, make_format
 from producer.formats.base import ExportedRow, UnfitError, id_text, read_row
 from producer.formats.conversation import conversations
+from producer.formats.token_ids import token_lines
 from producer.outfile import OutFile
 
 
@@ -84,6 +85,33 @@ def test_a_row_that_is_none_is_damage(name: str) -> None:
 
     with pytest.raises(StoreDamagedError, match="no completion"):
         form.write(OutFile(written.append), [b"[]"])
+
+
+def test_each_generated_turn_has_its_own_tokens() -> None:
+    turns = [
+        {"at": 1, "token_ids": [1, 2], "loss_mask": [0, 1]},
+        {"at": 3, "token_ids": [1, 2, 3, 4], "loss_mask": [0, 0, 0, 1]},
+        {"at": 5},
+    ]
+    last = {"content": "!", "token_ids": [7, 8, 9], "loss_mask": [0, 0, 1]}
+
+    assert token_lines(row(turns=turns, choices=[last])) == [
+        {"id": "a-turn0", "input_ids": [1, 2], "loss_mask": [0, 1]},
+        {"id": "a-turn1", "input_ids": [1, 2, 3, 4], "loss_mask": [0, 0, 0, 1]},
+        {"id": "a", "input_ids": [7, 8, 9], "loss_mask": [0, 0, 1]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "made"),
+    [
+        ({"content": "!"}, None),
+        ({"token_ids": [1, 2], "loss_mask": [1]}, None),
+        ({"token_ids": [1, 2], "loss_mask": [0, 0]}, []),
+    ],
+)
+def test_without_generated_tokens_there_is_no_line(choice: dict[str, Any], made: Any) -> None:
+    assert token_lines(row(choices=[choice])) == made
 
 
 def test_a_failure_that_is_none_is_damage() -> None:
