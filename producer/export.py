@@ -25,7 +25,7 @@ from producer.formats import Format, make_format
 from producer.meter import Meter, MeterFor
 from producer.objects import load_all
 from producer.ordering import Ordering
-from producer.outfile import STDOUT, check_target, whole_file, write_lines
+from producer.outfile import check_target, is_stdout, whole_file, write_lines
 
 BIN_BYTES = 12 << 20
 """Each sort holds so much in memory, and some three times as much with what Python adds."""
@@ -114,7 +114,7 @@ def export(record: RunRecord, store: ObjectStore, target: Target, *, meter: Mete
     form = make_format(target.format, token_ids=target.token_ids)
     form.check_name(target.to)
     for name in (target.to, target.failures):
-        if name and name != STDOUT:
+        if name and not is_stdout(name):
             check_target(name)
     told = Exported()
     manifests = catalog.manifests_of(store, record.uid)

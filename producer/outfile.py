@@ -12,7 +12,7 @@ import zstandard
 
 from common.errors import BackendError, UsageError
 
-STDOUT = "-"
+_STDOUT = ("-", "/dev/stdout")
 _STEP_BYTES = 1 << 20
 
 Write = Callable[[bytes], Any]
@@ -48,33 +48,44 @@ class OutFile:
 def whole_file(name: str) -> Iterator[OutFile]:
     """Give what writes to `name`; the file appears under its name when the block ends well.
 
+    What is no file (a pipe, a device) is written to as it is: no file may take its place.
+
     Raises:
         UsageError: The folder is not there.
         BackendError: It cannot be written.
     """
-    if name == STDOUT:
+    if is_stdout(name):
         yield OutFile(sys.stdout.buffer.write)
         sys.stdout.buffer.flush()
         return
     path = check_target(name)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    special = path.exists() and not path.is_file()
+    part = path if special else path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as raw:
-            with _packing(path, raw) as file:
+            with _packing(name, raw) as file:
                 yield OutFile(file.write)
             raw.flush()
-            os.fsync(raw.fileno())
-        part.replace(path)
+            if not special:
+                os.fsync(raw.fileno())
+        if not special:
+            part.replace(path)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
         raise BackendError(f"{name} cannot be written: {error.strerror}") from error
     finally:
-        part.unlink(missing_ok=True)
+        if not special:
+            part.unlink(missing_ok=True)
+
+
+def is_stdout(name: str) -> bool:
+    """Whether a name stands for stdout."""
+    return name in _STDOUT
 
 
 def check_target(name: str) -> Path:
-    """Refuse a name that no file can have, before hours of reading.
+    """Refuse a name that no file can have, before hours of reading; links are followed.
 
     Raises:
         UsageError: It is a directory, in none, or somewhere else than on this machine.
@@ -84,18 +95,18 @@ def check_target(name: str) -> Path:
             f"{name}: --to takes a file; for another place write to stdout, as in "
             f"`… --to - | aws s3 cp - {name}`"
         )
-    path = Path(name)
+    path = Path(name).resolve()
     if not path.parent.is_dir():
-        raise UsageError(f"{name}: there is no directory {path.parent}")
+        raise UsageError(f"{name}: there is no directory {Path(name).parent}")
     if path.is_dir():
         raise UsageError(f"{name} is a directory: give the name of a file")
     return path
 
 
-def _packing(path: Path, raw: IO[bytes]) -> IO[bytes]:
-    if path.suffix == ".gz":
+def _packing(name: str, raw: IO[bytes]) -> IO[bytes]:
+    if name.endswith(".gz"):
         return cast("IO[bytes]", gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename=""))
-    if path.suffix == ".zst":
+    if name.endswith(".zst"):
         return cast(
             "IO[bytes]",
             zstandard.ZstdCompressor(level=3).stream_writer(raw, closefd=False),

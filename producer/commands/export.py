@@ -12,7 +12,7 @@ from producer.formats import FORMATS
 from producer.locate import locate
 from producer.meter import Meter
 from producer.options import ENDPOINT_URL, OUTPUT_IN_PLACE_OF_REDIS, where_of
-from producer.outfile import STDOUT
+from producer.outfile import is_stdout
 
 
 @click.command()
@@ -90,7 +90,7 @@ def command(
         producer export prompts --format sharegpt --to train.jsonl.gz
         producer export prompts --format parquet --to answers.parquet --order completed
     """
-    if failures == STDOUT:
+    if failures and is_stdout(failures):
         raise click.UsageError("--failures needs a file of its own: stdout is for --to -")
     target = Target(
         to=to, failures=failures, format=row_format, order=order, token_ids=not no_token_ids

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -427,6 +428,23 @@ def test_a_full_disk_is_told_and_leaves_the_file_as_it_was(
     assert "Traceback" not in done.stderr
     assert to.read_text() == "as before"
     assert [path.name for path in tmp_path.glob(".*.part")] == []
+
+
+def test_a_pipe_stays_one_and_a_link_leads_to_its_file(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    FinishedRun(store)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("a.jsonl")
+
+    with running("export", RUN, "--output", "out", "--to", "pipe", cwd=tmp_path) as process:
+        assert len((tmp_path / "pipe").read_bytes().splitlines()) == 30
+        assert process.wait(30) == 0
+    assert export(tmp_path, "link").code == 0
+
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    assert len(lines(tmp_path / "a.jsonl")) == 30
 
 
 def test_a_killed_export_leaves_no_file_under_the_name(

@@ -18,6 +18,7 @@ from common.store.parquet import to_parquet
 from tests.support.finished_run import RUN
 from tests.support.odd_run import CALL, ODD, TOOLS, Case, OddRun, odd_cases, said
 from tests.support.producer_cli import environment, producer, running
+from tests.support.s3 import ACCESS_KEY, SECRET_KEY, S3Server, plain_client
 from tests.support.skips import skip_cannot_run
 
 TABLES = ("datasets", "datasets streaming", "duckdb", "polars", "pandas", "pyarrow")
@@ -189,6 +190,28 @@ def test_shards_in_parquet_are_read_likewise(tmp_path: Path, reader: str) -> Non
 
     assert [row["row"] for row in found] == [row.decode() for row in rows]
     assert {row["id"]: row["content"] for row in found}["separators"] == ODD["separators"]
+
+
+def test_shards_in_a_bucket_are_read_where_they_are(moto: S3Server, tmp_path: Path) -> None:
+    run = OddRun(DirectoryStore(tmp_path / "out"))
+    bucket = moto.new_bucket()
+    for number, manifest in enumerate(run.manifests()):
+        data = to_parquet(run.rows(manifest.shard))
+        plain_client(moto.url).put_object(Bucket=bucket, Key=f"shards/{number}.parquet", Body=data)
+
+    options = {
+        "aws_access_key_id": ACCESS_KEY,
+        "aws_secret_access_key": SECRET_KEY,
+        "aws_region": "us-east-1",
+        "aws_endpoint_url": moto.url,
+        "aws_allow_http": "true",
+    }
+    scanned = load("polars").scan_parquet(
+        f"s3://{bucket}/shards/*.parquet", storage_options=options
+    )
+
+    found = dict(scanned.select("id", "content").collect().iter_rows())
+    assert {name: found[name] for name in ODD} == ODD
 
 
 # --- Lines ---------------------------------------------------------------------------------------
