@@ -42,9 +42,9 @@ Decisions (2026-11-30):
 * A producer registers by what it reads (host and paths), so the same command again takes the place
   of one that was killed; a run that waits for a producer that never returns is sealed by `producer
   resume --seal`.
-* A hook is told by whoever sees the figures (a sink's progress, `producer watch`); what it was told
-  stands in Redis, and who sets it tells it. So restarts and more sinks repeat nothing, and a death
-  between the two loses one notification at most.
+* A hook is told by whoever sees the figures (a sink's progress, `producer watch`); what it was
+  told stands in Redis, and who sets it tells it. So restarts and more sinks repeat nothing, and a
+  death between the two loses one notification at most.
 
 This package imports neither `producer` nor `workers`. If this text is not what you expected of
 `common`: Headrace wants an environment of its own, since other projects use that name too.

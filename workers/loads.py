@@ -131,7 +131,7 @@ class _ServerInfo(msgspec.Struct):
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
     sampling_defaults: str | None = None
-    allow_auto_truncate: bool = False
+    allow_auto_truncate: bool | None = None
     preferred_sampling_params: Any = None
     chat_template: str | None = None
     hf_chat_template_name: str | None = None
@@ -193,7 +193,7 @@ def read_identity(models: bytes, info: bytes | None) -> ServerIdentity:
         reasoning_parser=found.reasoning_parser,
         tool_call_parser=found.tool_call_parser,
         sampling_defaults=_sampling_defaults(found),
-        auto_truncate=found.allow_auto_truncate,
+        auto_truncate=bool(found.allow_auto_truncate),
     )
 
 

@@ -73,6 +73,13 @@ class ProgressWriter:
             except (HeadraceError, OSError) as error:
                 log.debug("progress of run %s was not written: %s", run.record.run, error)
 
+    def look(self, name: str) -> None:
+        """Show the figures of a run that cannot be served to who is notified."""
+        with suppress(HeadraceError):
+            read = snapshot.read(self._client, name) if self._notifier else None
+            if read is not None:
+                self._notify(read.figures())
+
     def _write(self, run: Written) -> None:
         name = run.record.run
         read = snapshot.read(self._client, name)

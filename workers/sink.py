@@ -119,6 +119,9 @@ class Sink:
             if options.notify
             else None
         )
+        self._progress = ProgressWriter(
+            client, options.state_dir, self._sinks, notifier=self._notifier
+        )
         self._served: dict[str, _Served] = {}
         self._said_redis_s = float("-inf")
         # Runs whose output was refused, and when it is tried again.
@@ -144,10 +147,9 @@ class Sink:
         """
         self._find(at_start=True)
         threads = [threading.Thread(target=self._renew, name="renew", daemon=True)]
-        progress = ProgressWriter(
-            self._client, self._options.state_dir, self._sinks, notifier=self._notifier
+        threads.append(
+            threading.Thread(target=self._progress.run, args=[self._ended], daemon=True)
         )
-        threads.append(threading.Thread(target=progress.run, args=[self._ended], daemon=True))
         for thread in threads:
             thread.start()
         try:
@@ -159,7 +161,7 @@ class Sink:
         finally:
             self._ended.set()
             self._release()
-        progress.write_all()
+        self._progress.write_all()
         if self._notifier is not None:
             self._notifier.close(STOPPED_NOTIFY_S if self._stop.is_set() else LEAVE_S)
         failed = any(served.standing is Standing.FAILED for served in self._served.values())
@@ -262,6 +264,7 @@ class Sink:
                     logging.ERROR, name, f"run {name} has an output that cannot be used: {error}"
                 )
                 self._complain(record, str(error))
+                self._progress.look(name)
 
     def _open_run(self, record: RunRecord, *, deadline_s: float) -> None:
         """Check with real calls what a sink needs, before anything depends on it."""

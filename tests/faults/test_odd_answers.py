@@ -34,6 +34,28 @@ def respond(body: dict[str, Any]) -> Reply:
     return Reply(body=ODD.get(kind) or answer(f"answer {number}"))
 
 
+def test_a_server_that_cuts_prompts_is_named_at_once_and_what_it_cut_is_flagged(
+    tmp_path: Path,
+) -> None:
+    cuts = "allow_auto_truncate=true"
+    with Fleet(tmp_path, info=cuts, context_length=64, latency="0.05") as fleet:
+        prompts = tmp_path / f"{RUN}.jsonl"
+        rows = [{"id": 1, "prompt": "x" * 4 * 57}, {"id": 2, "prompt": "short"}]
+        prompts.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        fleet.enqueue(prompts, "--max-tokens", "4")
+        worker = fleet.start_group()
+        fleet.start_sink("sink", *QUICK_SINK)
+        counts = fleet.wait_done(RUN)
+        told = json.loads(fleet.producer("status", RUN, "--json").stdout)
+        flags = {row["id"]: row["flags"] for row in fleet.rows()}
+        logged = worker.log.read_text()
+    assert (counts.completed, counts.prompt_cut) == (2, 1)
+    assert "prompt_cut" in flags[1]  # type: ignore[operator]
+    assert "prompt_cut" not in flags[2]  # type: ignore[operator]
+    assert "without --allow-auto-truncate" in logged
+    assert any("--flag prompt_cut`" in warning for warning in told["warnings"])
+
+
 def test_odd_answers_are_flagged_counted_and_warned_of_before_the_run_ends(
     tmp_path: Path,
 ) -> None:

@@ -17,6 +17,7 @@ from common.errors import UsageError
 from common.hooks import Hook
 from common.news import GONE_S, HOLD_S
 from common.notify import Notifier
+from common.queue.sinkview import complain
 from common.store.directory import DirectoryStore
 from tests.support.producer_cli import producer
 from tests.support.redis_server import RedisServer
@@ -24,6 +25,7 @@ from tests.support.run_world import RUN, World
 from tests.support.server_process import wait_until
 from tests.support.sink_process import SinkProcess
 from tests.support.sinks import drain, run_sink
+from workers.progress import ProgressWriter
 
 
 @pytest.fixture
@@ -237,6 +239,23 @@ def test_a_sink_tells_of_the_end_and_two_of_them_tell_it_once(
     assert [(each["event"], each["completed"]) for each in lines] == [("completed", 6)]
     assert logs.count("notify: told the command that run demo is completed") == 1
     assert str(told) not in logs
+
+
+def test_an_output_that_cannot_even_be_opened_is_told_of(
+    world: World, address: Address, tmp_path: Path
+) -> None:
+    one = Looking(world, address.url)
+    progress = ProgressWriter(world.client, tmp_path, list, notifier=one.notifier)
+    complain(world.client, world.record, "no such bucket")
+    for _ in range(3):
+        progress.look(RUN)
+        one.clock.now_s += HOLD_S
+    progress.look("nobody")
+    one.close()
+
+    [told] = address.told
+    assert told["event"] == "s3_error"
+    assert "no such bucket" in told["text"]
 
 
 def test_watch_tells_of_an_end_that_came_before_it(

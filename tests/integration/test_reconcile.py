@@ -620,7 +620,9 @@ def test_what_only_progress_remembers_goes_on_after_a_rebuild(
     server: RedisServer, world: World
 ) -> None:
     world.store.put(
-        names.PROGRESS, b'{"elapsed_hours":1.5,"duplicates_dropped":7,"retries":3,"rate":null}'
+        names.PROGRESS,
+        b'{"elapsed_hours":1.5,"duplicates_dropped":7,"retries":3,"rate":null,'
+        b'"repeating":4,"truncated":2}',
     )
     wipe(server, world)
 
@@ -628,6 +630,7 @@ def test_what_only_progress_remembers_goes_on_after_a_rebuild(
 
     counts = world.runs.counts(RUN)
     assert (counts.active_ms, counts.duplicates_dropped, counts.retries) == (5_400_000, 7, 3)
+    assert (counts.repeating, counts.truncated, counts.empty) == (4, 2, 0)
 
 
 def test_another_run_in_the_store_or_in_redis_is_a_conflict(
