@@ -5,6 +5,17 @@ A node id without brackets stands for all its parameters. `tests/conftest.py` ma
 """
 
 _ANSWERS = "tests/cases/test_answers.py::"
+_DRY = "tests/integration/test_enqueue_inputs.py::"
+_MANIFEST = _DRY + "test_each_line_gets_the_verdict_of_the_manifest"
+_ASKED = (
+    "tests/integration/test_inputs_reach_the_server.py::"
+    "test_every_accepted_row_of_every_case_is_asked_once_and_as_it_stands"
+)
+_INPUTS = "tests/cases/test_inputs.py::"
+_EXACT = "tests/unit/test_prompts_exact.py::"
+_FORMS = _EXACT + "test_the_form_of_an_input_changes_no_key_fingerprint_or_request"
+_VERDICT = _EXACT + "test_every_line_gets_one_verdict_and_only_json_is_accepted"
+_PARQUET = "tests/unit/test_prompts_parquet.py::"
 _LIMITS = "tests/cases/test_limits.py::"
 _QUEUE = "tests/cases/test_queue_and_rq.py::"
 _REBUILDING = "tests/cases/test_rebuilding.py::"
@@ -18,6 +29,66 @@ _FAULTS = "tests/unit/test_faults.py::"
 _REQUESTS = "tests/unit/test_requests.py::"
 
 CASES: dict[str, tuple[str, ...]] = {
+    "B01": (
+        _MANIFEST,
+        _DRY + "test_the_first_id_is_read_without_the_byte_order_mark",
+        _DRY + "test_a_file_of_another_form_gets_one_message_with_its_name",
+        _FORMS,
+    ),
+    "B02": (
+        _MANIFEST,
+        _DRY + "test_a_file_of_another_form_gets_one_message_with_its_name",
+        _DRY + "test_standard_input_is_read_like_a_file",
+        _FORMS,
+    ),
+    "B04": (_MANIFEST, _VERDICT),
+    "B05": (_MANIFEST, _DRY + "test_a_file_of_another_form_gets_one_message_with_its_name"),
+    "B06": (_MANIFEST, _VERDICT),
+    "B07": (_MANIFEST, _VERDICT),
+    "B08": (_MANIFEST, _VERDICT),
+    "B09": (_MANIFEST, _ASKED, _EXACT + "test_what_a_row_holds_is_kept_exactly"),
+    "B11": (
+        _MANIFEST,
+        _DRY + "test_bad_rows_end_with_input_and_their_lines_unless_they_may_be_skipped",
+    ),
+    "B14": (_MANIFEST, _INPUTS + "test_b14_odd_ids_name_no_object_and_come_back_as_given"),
+    "B15": (
+        _MANIFEST,
+        _INPUTS + "test_b15_an_inserted_row_is_one_new_request_after_the_run_has_ended",
+    ),
+    "B16": (_MANIFEST, _ASKED),
+    "B17": (_MANIFEST, _ASKED),
+    "B18": (_MANIFEST, _ASKED),
+    "B19": (_MANIFEST, _ASKED),
+    "B20": (
+        _MANIFEST,
+        _ASKED,
+        _INPUTS + "test_b20_broken_tool_calls_fail_once_with_the_servers_words",
+    ),
+    "B21": (
+        _MANIFEST,
+        _ASKED,
+        _INPUTS + "test_b21_an_image_that_is_too_large_for_the_server_fails_once",
+    ),
+    "B22": (
+        _INPUTS + "test_b22_many_rows_take_bounded_memory",
+        _INPUTS + "test_b22_a_row_of_eight_mebibytes_is_accepted_in_bounded_memory",
+    ),
+    "B23": (_MANIFEST, _ASKED),
+    "B24": (_MANIFEST, _ASKED, _FORMS),
+    "B25": (
+        _MANIFEST,
+        _ASKED,
+        _FORMS,
+        _DRY + "test_parquet_comes_through_a_pipe_too",
+        _PARQUET + "test_a_null_that_only_the_schema_put_there_is_no_member",
+    ),
+    "B26": (
+        _MANIFEST,
+        _INPUTS + "test_b26_a_finished_run_has_nothing_left_to_queue",
+        _INPUTS + "test_b26_nothing_to_do_is_told_and_makes_no_run",
+    ),
+    "B27": (_MANIFEST, _ASKED),
     "B28": (
         _SERVER + "test_each_bad_prompt_fails_by_itself_and_as_often_as_it_may_be_tried",
         _SERVER + "test_one_refused_row_of_a_hundred_costs_the_others_nothing",
