@@ -34,9 +34,9 @@ def finished_turns(fleet: Fleet) -> int:
     return fleet.counts(RUN).completed * TURNS + kept_turns(fleet)
 
 
-def start(fleet: Fleet, conversations: int) -> None:
+def start(fleet: Fleet, conversations: int, *flags: str) -> None:
     file = write_conversations(fleet.folder / f"{RUN}.jsonl", conversations, turns=TURNS)
-    fleet.enqueue(file, "--turns", "all")
+    fleet.enqueue(file, "--turns", "all", *flags)
     fleet.start_sink("sink", "--batch-seconds", "1", "--first-batch-seconds", "1")
     fleet.start_group(0, "--concurrency", str(BOUND))
 
@@ -151,3 +151,52 @@ def test_a_redis_that_is_killed_and_comes_back_costs_no_turn(tmp_path: Path) -> 
         fleet.redis.start()
 
         assert judged(fleet, 60) == 0
+
+
+@pytest.mark.timeout(180)
+def test_a_conversation_goes_on_at_another_server(tmp_path: Path) -> None:
+    with Fleet(tmp_path, servers=2, latency="fixed:0.3", cap=BOUND) as fleet:
+        start(fleet, 24)
+        fleet.wait(lambda: kept_turns(fleet) >= BOUND, "the first turns to be kept")
+        group = fleet.processes.pop("gpu0")
+        os.kill(group.pid, signal.SIGTERM)
+        wait_until(lambda: not group.alive(), "the worker group to stop", 20)
+        fleet.start_group(1, "--concurrency", str(BOUND))
+
+        assert judged(fleet, 24) == 0
+
+        rows = cast("list[dict[str, Any]]", fleet.rows())
+        servers = [{turn["server"] for turn in row["turns"]} for row in rows]
+        assert set(fleet.simulator.urls) in servers
+
+
+@pytest.mark.timeout(240)
+def test_a_wipe_of_redis_costs_no_more_than_what_was_not_stored(tmp_path: Path) -> None:
+    with Fleet(tmp_path, latency="fixed:0.3", cap=BOUND) as fleet:
+        start(fleet, 40)
+        fleet.wait(lambda: finished_turns(fleet) >= 50, "turns before the wipe")
+        not_stored = finished_turns(fleet) - len(fleet.rows()) * TURNS
+        fleet.redis.wipe()
+        fleet.producer("resume", RUN, "--output", fleet.output)
+
+        redone = judged(fleet, 40)
+
+        assert redone <= not_stored + BOUND
+
+
+@pytest.mark.timeout(120)
+def test_each_turn_has_its_token_ids_where_the_run_keeps_them(tmp_path: Path) -> None:
+    with Fleet(tmp_path, latency="0.01", cap=BOUND) as fleet:
+        start(fleet, 5, "--keep-token-ids")
+
+        assert judged(fleet, 5) == 0
+
+        for row in cast("list[dict[str, Any]]", fleet.rows()):
+            for answer, turn in zip(
+                [*row["turns"][:-1], *row["choices"]], row["turns"], strict=True
+            ):
+                asked, made = (
+                    turn["usage"][f"{what}_tokens"] for what in ("prompt", "completion")
+                )
+                assert answer["loss_mask"] == [0] * asked + [1] * made
+                assert len(answer["token_ids"]) == asked + made
