@@ -41,7 +41,7 @@ def redis_url(given: str | None) -> str:
     if "://" not in url and not url.startswith("embedded:"):
         # It is not repeated here: USER:PASSWORD@HOST is what a forgotten scheme leaves.
         raise UsageError(
-            "the address of Redis has no scheme: give redis://HOST:PORT/DB, rediss://…, "
+            "the address of Redis (--redis) has no scheme: give redis://HOST:PORT/DB, rediss://…, "
             "unix://PATH or embedded:DIR"
         )
     return url
@@ -57,7 +57,8 @@ def public_address(url: str) -> str:
     except ValueError:
         # What stands there may be half a password.
         raise UsageError(
-            "the address of Redis has no number below 65536 as its port: in a password, write "
+            "the address of Redis (--redis) has no number below 65536 as its port: in a "
+            "password, write "
             "/ as %2F, # as %23, ? as %3F and @ as %40"
         ) from None
     return f"{parts.scheme}://{parts.hostname or 'localhost'}:{port}{parts.path}"
@@ -147,8 +148,8 @@ def check(client: "redis.Redis", where: str) -> None:
         ) from error
     except REDIS_ERRORS as error:
         raise RedisUnusableError(
-            f"Redis at {where} cannot be reached ({_reason(error)}): is it running, and is the "
-            "address right?"
+            f"Redis at {where} cannot be reached ({_reason(error)}): is it running? Another "
+            "address is given by --redis or HEADRACE_REDIS; --redis embedded:DIR starts one"
         ) from None
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MINIMUM_VERSION:

@@ -1,5 +1,6 @@
 """The frame of both programs: commands loaded when called, each with all ways to set its flags."""
 
+import difflib
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping
@@ -11,6 +12,7 @@ from typing_extensions import override
 
 from common import completion, flags, settings
 from common.errors import ConflictError, UsageError
+from common.help import name_values
 
 CONFIG_VARIABLE = f"{flags.PREFIX}_CONFIG"
 
@@ -39,6 +41,18 @@ class Program(click.Group):
         return [*map(CompletionItem, names), *flags_of_group]
 
     @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that was typed, and name the nearest where there is none."""
+        typed = args[0]
+        if typed not in self._modules and typed.isidentifier():
+            near = difflib.get_close_matches(typed, self._modules, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(self._modules)}."
+            ctx.fail(f"No such command {typed!r}. {hint}")
+        return super().resolve_command(ctx, args)
+
+    @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command, and give it all ways to set its flags."""
         if cmd_name not in self._modules:
@@ -65,6 +79,7 @@ def prepared(
         return command
     flags.name_variables(command)
     completion.complete_values(command)
+    name_values(command)
     command.params.append(_config_option(program, name, tuple(known)))
     if command.callback is not None:
         command.callback = _called(command.callback)
@@ -164,7 +179,7 @@ def _config_option(program: str, name: str, known: tuple[str, ...]) -> click.Opt
         # Before the others, whose values may stand in it.
         is_eager=True,
         callback=load,
-        help=f"Settings, a key a flag.  [default: {settings.FILE} here, if there is one]",
+        help=f"File that sets flags.  [default: {settings.FILE} here, if there is one]",
     )
 
 

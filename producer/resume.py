@@ -99,7 +99,10 @@ def resume(client: "redis.Redis", where: Where, *, seal: bool, say: Say) -> Resu
     told = Resumed(run=record.run, output=store.url, adopted=adopted)
     state = _state(runs, record.run)
     if state.cancelled:
-        raise ConflictError(f"run {record.run!r} was cancelled and does not go on")
+        raise ConflictError(
+            f"run {record.run!r} was cancelled and does not go on: enqueue its file as another "
+            "--run"
+        )
     if not adopted:
         _note(told, _until_done(lambda: reconcile(client, store, record)))
     if state.paused is not None:

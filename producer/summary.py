@@ -15,6 +15,8 @@ from producer.request import Outcome
 _ADDRESS_FLAGS = {"--redis", "--url"}
 _WITH_VALUE = {*_ADDRESS_FLAGS, "-u", "--limit"}
 
+_VARIABLES = ("HEADRACE_REDIS", "RQ_REDIS_URL")
+
 
 def as_json(outcome: Outcome) -> str:
     """Give the one object of `--json`; the last members only where something was to be queued."""
@@ -76,6 +78,7 @@ def next_lines(outcome: Outcome, given: str | None, pilot: Sequence[str] = ()) -
     # embedded:DIR is an address for us, and a socket for RQ's tools.
     ours = shlex.quote(given) if given and given.startswith("embedded:") else url
     return [
+        *_how_to_set(outcome.redis, url),
         f"workers start --gpu 0 --redis {ours}",
         f"workers sink --redis {ours}",
         f"producer status {outcome.run} --redis {ours}",
@@ -104,6 +107,13 @@ def _how_to_go_on(run: str, redis: str, pilot: Sequence[str]) -> list[str]:
     ]
 
 
+def _how_to_set(url: str, shown: str) -> list[str]:
+    """Name the variable that the lines use, where it does not hold the address yet."""
+    if shown != f'"${_VARIABLES[0]}"' or os.environ.get(_VARIABLES[0]) == url:
+        return []
+    return [f"export {_VARIABLES[0]}=…  # this address with its password, which is not shown here"]
+
+
 def _how_to_stop(given: str | None) -> list[str]:
     """An embedded server goes on when all else has ended: say how to end it."""
     address = given or os.environ.get("HEADRACE_REDIS") or os.environ.get("RQ_REDIS_URL") or ""
@@ -118,11 +128,11 @@ def shown_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.password is None and "password=" not in parts.query:
         return shlex.quote(url)
-    for variable in ("HEADRACE_REDIS", "RQ_REDIS_URL"):
+    for variable in _VARIABLES:
         if os.environ.get(variable) == url:
             return f'"${variable}"'
-    # It came from a flag; the variable has to be set first.
-    return '"$HEADRACE_REDIS"'
+    # It came from a flag or a file: the variable has to be set first.
+    return f'"${_VARIABLES[0]}"'
 
 
 def _read(outcome: Outcome) -> str:

@@ -67,7 +67,7 @@ def arrow() -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise UsageError("Parquet needs pyarrow: pip install 'headrace[parquet]'") from error
+        raise UsageError("Parquet needs pyarrow: pip install pyarrow") from error
 
 
 def schema(*, with_row: bool) -> Any:

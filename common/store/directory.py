@@ -65,10 +65,16 @@ class DirectoryStore:
         name = f"_probe-{secrets.token_hex(8)}"
         first, second = b"first", b"second"
         if not self.put_if_absent(name, first) or self.put_if_absent(name, second):
-            raise StoreUnusableError(f"{self.root}: two writers of one file would both succeed")
+            raise StoreUnusableError(
+                f"{self.root}: two writers of one file would both succeed: use a local disk, NFS "
+                "or S3"
+            )
         listed = [found.name for found in self.list(name)]
         if self.get(name) != first or listed != [name]:
-            raise StoreUnusableError(f"{self.root}: a file that was just written is not there")
+            raise StoreUnusableError(
+                f"{self.root}: a file that was just written is not there: use a local disk, NFS "
+                "or S3"
+            )
         self.delete(name)
 
     def put_if_absent(self, name: str, data: bytes, *, rows_sha256: str = "") -> bool:
@@ -85,7 +91,10 @@ class DirectoryStore:
                 with suppress(FileExistsError):
                     self._create(path, data)
                     return True
-        raise StoreUnusableError(f"{path} comes and goes while it is written", retryable=True)
+        raise StoreUnusableError(
+            f"{path} comes and goes while it is written: does something else delete there?",
+            retryable=True,
+        )
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file, replacing what is there at one instant."""

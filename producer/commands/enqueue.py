@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from common.errors import UsageError
+from common.help import Sectioned
 from common.options import REDIS
 from producer.enqueue import enqueue
 from producer.options import JSON, PRIORITY, for_run
@@ -41,9 +42,20 @@ def _tokens(value: str) -> int | Literal["context"]:
     return number
 
 
-@click.command()
+_SECTIONS = {
+    "The run": "run output endpoint_url redis format keep_token_ids partitions priority window",
+    "The rows": "id_field raw_prompt turns samples limit skip_invalid",
+    "The requests, kept by the run": "max_tokens model temperature top_p top_k min_p seed stop"
+    " param request_timeout attempts",
+    "Calling it again": "keep_open accept_changes retry_failed",
+}
+
+
+@click.command(cls=Sectioned, sections=_SECTIONS)
 @click.argument("files", nargs=-1, required=True, metavar="FILES...")
-@click.option("--run", help="Name of the run; default: the file's name without endings.")
+@click.option(
+    "--run", metavar="NAME", help="Of the run.  [default: the file's name without endings]"
+)
 @click.option(
     "--output",
     metavar="URL",
@@ -51,7 +63,7 @@ def _tokens(value: str) -> int | Literal["context"]:
 )
 @REDIS
 @click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's; kept by the run.")
-@click.option("--id-field", metavar="NAME", help="Member with the id; default: id, custom_id.")
+@click.option("--id-field", metavar="NAME", help="Member with the id.  [default: id, custom_id]")
 @click.option("--raw-prompt", is_flag=True, help="`prompt` is text to complete, not a message.")
 @click.option(
     "--turns",
@@ -65,6 +77,7 @@ def _tokens(value: str) -> int | Literal["context"]:
     "--samples",
     type=click.IntRange(1, 100_000),
     default=1,
+    show_default=True,
     metavar="N",
     help="Ask each row N times, sample s with seed + s; a larger N later adds the further ones.",
 )
@@ -76,26 +89,58 @@ def _tokens(value: str) -> int | Literal["context"]:
     metavar="N|context",
     help="Tokens of an answer at most; context: what the context leaves after the prompt.",
 )
-@click.option("--model", help="Served model name; a row naming another is rejected.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="Kept by the run, as all below.")
 @click.option(
-    "--top-p", type=click.FloatRange(min=0, max=1), help="Share of probability to draw from."
+    "--model",
+    metavar="NAME",
+    help="Served model; a row naming another is rejected.  [default: the first server's]",
 )
-@click.option("--top-k", type=int, help="How many tokens to draw from; -1 for all.")
-@click.option("--min-p", type=click.FloatRange(min=0, max=1), help="Least share of the best's.")
-@click.option("--seed", type=int, help="Sent with every request.")
-@click.option("--stop", multiple=True, help="Text that ends an answer; may be repeated.")
-@click.option("--param", multiple=True, metavar="KEY=JSON", help="Any other request parameter.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    help="0 always draws the likeliest.  [default: the server's]",
+)
+@click.option(
+    "--top-p",
+    type=click.FloatRange(min=0, max=1),
+    help="Share of probability to draw from.  [default: the server's]",
+)
+@click.option(
+    "--top-k", type=int, help="How many tokens to draw from; -1 for all.  [default: the server's]"
+)
+@click.option(
+    "--min-p",
+    type=click.FloatRange(min=0, max=1),
+    help="Least probability, as a share of the likeliest token's.  [default: the server's]",
+)
+@click.option("--seed", type=int, help="Sent with every request.  [default: none]")
+@click.option(
+    "--stop", multiple=True, metavar="TEXT", help="Text that ends an answer; may be repeated."
+)
+@click.option(
+    "--param",
+    multiple=True,
+    metavar="KEY=JSON",
+    help="Any other request parameter, as top_a=0.2; may be repeated.",
+)
 @click.option(
     "--request-timeout",
     type=click.FloatRange(min=0, min_open=True),
     metavar="S",
-    help="Limit of one attempt; default: from max_tokens, at least 600.",
+    help="Seconds of one attempt at most.  [default: from --max-tokens, at least 600]",
 )
-@click.option("--attempts", type=click.IntRange(min=1), help="Before a prompt fails; default 3.")
-@click.option("--partitions", type=click.IntRange(1, 100), help="Result streams; default 1.")
 @click.option(
-    "--format", "row_format", type=click.Choice(["jsonl.zst", "parquet"]), help="Of results."
+    "--attempts", type=click.IntRange(min=1), help="After so many a prompt fails.  [default: 3]"
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, 100),
+    help="Result streams: as many sinks can share the run.  [default: 1]",
+)
+@click.option(
+    "--format",
+    "row_format",
+    type=click.Choice(["jsonl.zst", "parquet"]),
+    help="Of the results in the output.  [default: jsonl.zst]",
 )
 @click.option(
     "--keep-token-ids",
@@ -107,13 +152,13 @@ def _tokens(value: str) -> int | Literal["context"]:
     "--priority",
     type=PRIORITY,
     metavar="N",
-    help="From -9 to 9, higher runs go first; default 0. Of a run that is there: changes it.",
+    help="From -9 to 9, higher runs go first; changes it for a run that is there.  [default: 0]",
 )
 @click.option(
     "--window",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Most requests of the run in Redis, the rest waits in the output; default 1,000,000.",
+    help="Most requests of the run in Redis, the rest waits in the output.  [default: 1,000,000]",
 )
 @click.option(
     "--skip-invalid",

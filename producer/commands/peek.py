@@ -25,11 +25,15 @@ from producer.peek import Found, Source, Wanted, find, keys_of, take
     show_default=True,
     help="How many at most.",
 )
-@click.option("--id", "prompt_id", metavar="ID", help="The one prompt with this id.")
+@click.option("--id", "prompt_id", metavar="ID", help="Only the prompt with this id.")
 @click.option(
-    "--sample", type=click.IntRange(min=0), default=0, help="With --id: which sample; default 0."
+    "--sample",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="With --id: which sample of it.",
 )
-@click.option("--failed", is_flag=True, help="What failed or was cancelled, and why.")
+@click.option("--failed", is_flag=True, help="Only what failed or was cancelled, and why.")
 @click.option("--flag", type=click.Choice(list(FLAGS)), help="Only answers with this flag.")
 @click.option("--spread", is_flag=True, help="From all over the run, instead of the newest.")
 @click.option(

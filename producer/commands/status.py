@@ -51,7 +51,7 @@ def command(
         where = where_of(run, output=output, endpoint_url=endpoint_url, redis=redis)
         return tell([figures_of(client, where)], json_=json_, one=True)
     if output is not None and flags.is_given(click.get_current_context(), "output"):
-        raise UsageError("--output belongs to one run: name it")
+        raise UsageError("--output belongs to one run: `producer status RUN --output URL`")
     every = figures_of_all(client)
     if not every:
         click.echo("producer: there is no run here; `producer enqueue FILE` makes one", err=True)

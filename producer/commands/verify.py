@@ -40,6 +40,7 @@ from producer.verify import FileCheck, as_json, as_text, verify
     type=click.IntRange(1, 100_000),
     default=1,
     metavar="N",
+    show_default=True,
     help="For --input, likewise: every row has so many samples.",
 )
 @click.option("--json", "json_", is_flag=True, help="Print one JSON object with all findings.")

@@ -174,6 +174,6 @@ def _pyarrow(source: str) -> tuple[Any, Any]:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise UsageError(
-            f"{shown(source)} is Parquet, which needs pyarrow: pip install 'headrace[parquet]', "
+            f"{shown(source)} is Parquet, which needs pyarrow: pip install pyarrow, "
             "or write it as JSON lines"
         ) from error

@@ -510,6 +510,7 @@ def test_the_next_lines_never_hold_the_password(
     assert "secret-word" not in ended.err + ended.out
     variable = "HEADRACE_REDIS" if way == "flag" else way
     assert f'rq info -u "${variable}" p' in ended.err
+    assert ("export HEADRACE_REDIS=" in ended.err) is (way == "flag")
 
 
 def test_the_next_lines_can_be_typed_as_they_stand(enqueue: Enqueue, valkey: RedisServer) -> None:

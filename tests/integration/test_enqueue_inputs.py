@@ -80,7 +80,7 @@ def test_parquet_without_pyarrow_is_told_with_the_extra_to_install(tmp_path: Pat
     )
 
     assert ended.code == 2
-    assert "headrace[parquet]" in ended.err
+    assert "pip install pyarrow" in ended.err
     assert len(ended.err.splitlines()) == 1
 
 

@@ -10,6 +10,8 @@ import pytest
 
 import producer.cli
 import workers.cli
+from common import flags
+from common.help import Sectioned
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -83,6 +85,30 @@ def test_help_shows_its_example_on_lines_of_its_own(name: str, command: click.Co
     begins = [at for at, line in enumerate(lines) if re.fullmatch(r"Examples?:", line)]
     assert begins
     assert re.match(rf"(zcat .*)?({name}|producer|workers) ", lines[begins[0] + 1])
+
+
+@pytest.mark.parametrize(("name", "command"), all_commands())
+def test_help_says_what_holds_when_a_flag_is_not_given(name: str, command: click.Command) -> None:
+    context = click.Context(command, info_name=name)
+
+    silent = [
+        parameter.opts
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        and isinstance(parameter.default, int | float | str | Path)
+        and parameter.default not in (False, "")
+        and "default" not in (parameter.get_help_record(context) or ("", ""))[1]
+    ]
+
+    assert silent == [], "show_default=True"
+
+
+@pytest.mark.parametrize(("name", "command"), all_commands())
+def test_sections_of_a_help_name_flags_that_exist(name: str, command: click.Command) -> None:
+    if isinstance(command, Sectioned):
+        known = set(flags.options_of(command))
+        for heading, keys in command.sections.items():
+            assert set(keys.split()) <= known, f"{name}: {heading}"
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -115,6 +115,11 @@ def test_every_flag_can_come_from_environment_and_file(
     assert flags.origin(by_file, option) == f"headrace.toml, [{program}.{name}] {key}"
 
 
+def test_the_nearest_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert producer.cli.run(["statsu"]) == 2
+    assert "No such command 'statsu'. Did you mean status?" in capsys.readouterr().err
+
+
 def test_a_variable_means_one_thing() -> None:
     kinds: dict[str, dict[str, str]] = {}
     for program, name, key in all_options():

@@ -24,6 +24,7 @@ _DEFAULTS = Limits()
     type=click.IntRange(min=1),
     default=_DEFAULTS.bytes,
     show_default=True,
+    metavar="BYTES",
     help="Raw bytes of rows after which a shard is written.",
 )
 @click.option(
@@ -38,14 +39,16 @@ _DEFAULTS = Limits()
     type=click.FloatRange(min=0),
     default=_DEFAULTS.seconds,
     show_default=True,
-    help="Age of the oldest row at which a shard is written.",
+    metavar="S",
+    help="Age of the oldest row, in seconds, at which a shard is written.",
 )
 @click.option(
     "--first-batch-seconds",
     type=click.FloatRange(min=0),
     default=_DEFAULTS.first_seconds,
     show_default=True,
-    help="The same for a run's first shard.",
+    metavar="S",
+    help="The same for a run's first shard: its results show early.",
 )
 @grace(25.0, "storing what waits")
 @click.option(
@@ -53,7 +56,8 @@ _DEFAULTS = Limits()
     type=click.Path(path_type=Path),
     default=Path(".headrace"),
     show_default=True,
-    help="Holds RUN/progress.json.",
+    metavar="DIR",
+    help="Where RUN/progress.json is written.",
 )
 @click.option(
     "--poll",
@@ -61,12 +65,13 @@ _DEFAULTS = Limits()
     type=click.FloatRange(min=0.01),
     default=1.0,
     show_default=True,
-    help="Seconds between looks at the streams.",
+    metavar="S",
+    help="Seconds between two looks at the streams.",
 )
 @click.option(
     "--until-done",
     is_flag=True,
-    help="End when all named runs have: 0 when all completed, 1 with failures.",
+    help="End when all named runs have: with 0 when all is completed, with 1 after failures.",
 )
 @NOTIFY
 @LOG_LEVEL
@@ -94,10 +99,13 @@ def sink(
     \b
     Example:
         workers sink --redis redis://queue:6379/0
+        workers sink prompts --until-done
         workers sink --notify 'mail -s "$HEADRACE_NOTIFY_TEXT" me@example.org'
     """
     if until_done and not runs:
-        raise click.UsageError("--until-done needs the names of the runs")
+        raise click.UsageError(
+            "--until-done needs the names of the runs: workers sink --until-done RUN"
+        )
     set_up_logs(log_level)
     client = connect(resolve_redis(redis))
     warning = persistence_warning(client)

@@ -81,7 +81,11 @@ class Concurrency(click.ParamType[int | str]):
     help="Give up (exit 4) when a server has given no token by then.  [default: wait]",
 )
 @click.option(
-    "--run", "runs", multiple=True, help="Serve only this run; repeatable.  [default: all]"
+    "--run",
+    "runs",
+    multiple=True,
+    metavar="NAME",
+    help="Serve only this run; repeatable.  [default: all]",
 )
 @LOG_LEVEL
 def start(
@@ -106,6 +110,7 @@ def start(
     \b
     Example:
         workers start --gpu 0-7 --redis redis://queue:6379/0
+        workers start --gpu 0,1 --tp 2 --server http://127.0.0.1:30000
     """
     sets = parse_gpus(gpu, tp)
     if len(sets) > 1 and server is not None and "{gpu}" not in server:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from common.help import Sectioned
 from workers.simulator.compat import override
 from workers.simulator.distributions import Distribution, parse_distribution
 from workers.simulator.faults import Fault, parse_fault
@@ -90,8 +91,20 @@ POSITIVE = click.IntRange(min=1)
 ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 
 
+_SECTIONS = {
+    "The servers": "servers port ports sglang_version model api_key info",
+    "What they hold": "strategy cap max_running_requests mamba_states kv_tokens context_length"
+    " max_queued_requests waiting_timeout running_timeout",
+    "How fast they are": "speed rate_max rate_half latency slow",
+    "What they answer": "answer_tokens answer_bytes tokens_per_char reasoning dirty",
+    "Faults": "fault keep_alive disconnect_poll known_rids_only",
+}
+
+
 # Variables of its own: HEADRACE_MODEL is the model that is asked for, not the one pretended.
-@click.command(context_settings={"auto_envvar_prefix": "HEADRACE_SIM"})
+@click.command(
+    cls=Sectioned, sections=_SECTIONS, context_settings={"auto_envvar_prefix": "HEADRACE_SIM"}
+)
 @click.option("--servers", type=POSITIVE, default=2, show_default=True, help="How many servers.")
 @click.option(
     "--port",
