@@ -19,8 +19,8 @@ from producer.options import JSON, PRIORITY
 def command(run: str, priority: int, *, redis: str | None, json_: bool) -> int:
     """Give RUN the priority N: runs with a higher one go first.
 
-    N is from -9 to 9. Among equals the older run goes first. What is at the servers goes on; the next claims follow
-    the new order. A negative N needs -- before it.
+    N is from -9 to 9. Among equals the older run goes first. What is at the servers goes on; the
+    next claims follow the new order. A negative N needs -- before it.
 
     \b
     Example:

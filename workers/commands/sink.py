@@ -103,9 +103,7 @@ def sink(
         workers sink --notify 'mail -s "$HEADRACE_NOTIFY_TEXT" me@example.org'
     """
     if until_done and not runs:
-        raise click.UsageError(
-            "--until-done needs the names of the runs: workers sink --until-done RUN"
-        )
+        raise click.UsageError("--until-done needs runs: `workers sink RUN --until-done`")
     set_up_logs(log_level)
     client = connect(resolve_redis(redis))
     warning = persistence_warning(client)
