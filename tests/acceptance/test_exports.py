@@ -61,3 +61,44 @@ def test_a_run_with_samples_is_exported_in_every_format(tmp_path: Path, shards: 
     assert shared[-1]["conversations"][:3] == TURNS[:3]
     batch = read(tmp_path / "a-openai.parquet")
     assert [row["custom_id"] for row in batch] == [str(row["id"]) for row in whole]
+
+
+def test_every_generated_turn_is_in_the_training_file(tmp_path: Path) -> None:
+    file = tmp_path / f"{RUN}.jsonl"
+    rows = [{"id": f"c/{n}", "conversations": TURNS} for n in range(5)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with Fleet(tmp_path, latency="fixed:0.02", answer_tokens="fixed:20") as fleet:
+        fleet.enqueue(file, "--turns", "all", "--keep-token-ids", "--format", "parquet")
+        fleet.start_group()
+        fleet.start_sink("sink", "--poll", "0.1")
+        assert fleet.wait_done(RUN).completed == 5
+        fleet.verify(RUN)
+
+        fleet.producer("export", RUN, "--to", "all.jsonl")
+        fleet.producer("export", RUN, "--format", "specforge", "--to", "tokens.jsonl")
+        text = ("--format", "specforge", "--no-token-ids", "--to", "text.jsonl")
+        fleet.producer("export", RUN, *text)
+        fleet.producer("export", RUN, "--format", "parquet", "--to", "a.parquet")
+
+    whole = read(tmp_path / "all.jsonl")
+    tokens = {row["id"]: row for row in read(tmp_path / "tokens.jsonl")}
+    assert len(tokens) == 10
+    for row in whole:
+        first, last = tokens[f"{row['id']}-turn0"], tokens[row["id"]]
+        assert (first["input_ids"], first["loss_mask"]) == (
+            row["turns"][0]["token_ids"],
+            row["turns"][0]["loss_mask"],
+        )
+        assert last["input_ids"] == row["choices"][0]["token_ids"]
+        assert sum(first["loss_mask"]) == sum(last["loss_mask"]) == 20
+    talks = read(tmp_path / "text.jsonl")
+    assert [[turn["content"] for turn in talk["conversations"]] for talk in talks] == [
+        [message["content"] for message in row["messages"]] for row in whole
+    ]
+    assert all("answer" not in talk["conversations"][1]["content"] for talk in talks)
+    table = importlib.import_module("pyarrow.parquet").read_table(tmp_path / "a.parquet")
+    more = [json.loads(text) for text in table.column("more").to_pylist()]
+    assert [each["turns"] for each in more] == [row["turns"] for row in whole]
+    assert table.column("token_ids").to_pylist() == [
+        row["choices"][0]["token_ids"] for row in whole
+    ]

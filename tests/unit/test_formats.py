@@ -136,3 +136,47 @@ def test_shards_of_several_partitions_come_by_their_first_entries() -> None:
     )
 
     assert found == [7, 12, 19, 0, 7, 15]
+
+
+def failure(**members: Any) -> bytes:
+    base = {"id": 7, "sample": 0, "key": "k", "fingerprint": "f", "line": 1, "source": ""}
+    ends = {"outcome": "failed", "reason": "timeout", "status": None, "message": "", "server": ""}
+    last = {"try": 2, "attempts": 3, "failed_at": "", "request": {}}
+    return msgspec.json.encode({**base, **ends, **last, **members})
+
+
+@pytest.mark.parametrize(
+    ("members", "error"),
+    [
+        ({}, {"code": "timeout", "message": "timeout"}),
+        ({"message": "m"}, {"code": "timeout", "message": "m"}),
+        # A 200 that was no completion is no HTTP error.
+        ({"status": 200, "reason": "nan"}, {"code": "nan", "message": "nan"}),
+        (
+            {"outcome": "cancelled", "reason": "cancelled"},
+            {"code": "batch_cancelled", "message": "cancelled"},
+        ),
+    ],
+)
+def test_a_failure_without_an_http_error_has_a_code(
+    members: dict[str, Any], error: dict[str, str]
+) -> None:
+    line = msgspec.json.decode(make_format("openai").failure(failure(**members)))
+
+    assert line == {"id": "batch_req_k", "custom_id": "7", "response": None, "error": error}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, "invalid_request_error"), (503, "server_error")]
+)
+def test_an_http_error_stands_in_the_response(status: int, kind: str) -> None:
+    row = failure(status=status, message="m", reason="r")
+
+    line = msgspec.json.decode(make_format("openai").failure(row))
+
+    assert line["error"] is None
+    assert line["response"] == {
+        "status_code": status,
+        "request_id": "k-2",
+        "body": {"error": {"message": "m", "type": kind, "param": None, "code": "r"}},
+    }
