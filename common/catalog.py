@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from common import manifests, names
-from common.errors import StoreDamagedError
+from common.errors import BackendError, StoreDamagedError
 from common.models import InputRow, Manifest, PartFile, Record, Seal
 from common.reader import parse_key_line
 from common.store import ObjectStore
@@ -54,7 +54,11 @@ class Bins:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def add(self, lines: Iterable[bytes]) -> None:
-        """Sort lines in; each holds its newline."""
+        """Sort lines in; each holds its newline.
+
+        Raises:
+            BackendError: The temporary directory is full.
+        """
         held = self._held
         for line in lines:
             lane = held.get(line[:2])
@@ -63,7 +67,13 @@ class Bins:
             lane.append(line)
             self._held_bytes += len(line)
         if self._held_bytes > self._memory_bytes:
-            self._spill()
+            try:
+                self._spill()
+            except OSError as error:
+                raise BackendError(
+                    f"{tempfile.gettempdir()} cannot be written ({error.strerror}): what is read "
+                    "of the store is sorted there; free space or set TMPDIR to a larger directory"
+                ) from error
 
     def __iter__(self) -> Iterator[list[bytes]]:
         """Give the lines of one bin after the other, without newlines, in order of adding."""

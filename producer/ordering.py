@@ -62,7 +62,7 @@ class Ordering:
             except OSError as error:
                 raise BackendError(
                     f"{tempfile.gettempdir()} cannot be written ({error.strerror}): rows wait "
-                    "there until they are in order; set TMPDIR to a larger directory"
+                    "there until they are in order; free space or set TMPDIR to a larger directory"
                 ) from error
 
     def __iter__(self) -> Iterator[bytes]:

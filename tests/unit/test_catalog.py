@@ -1,6 +1,7 @@
 """The reader function, sorting within bounded memory, and what is read of `inputs/`."""
 
 import random
+import tempfile
 
 import msgspec
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import catalog, manifests, names
-from common.errors import ConflictError, StoreDamagedError
+from common.errors import BackendError, ConflictError, StoreDamagedError
 from common.models import InputRow, Outcome, Record, Seal
 from common.reader import better, current_records
 from common.store.frames import compress
+from producer.ordering import Ordering
 from tests.support.memory_store import MemoryStore
 
 OUTCOMES = st.sampled_from(["completed", "failed", "cancelled"])
@@ -156,3 +158,13 @@ def test_a_missing_or_damaged_object_is_named() -> None:
         catalog.fetch(store, "keys/y")
     with pytest.raises(StoreDamagedError, match="memory:/keys/x"):
         catalog.fetch(store, "keys/x")
+
+
+def test_a_temporary_directory_that_is_full_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where nobody can make a folder stands in for where no room is left.
+    monkeypatch.setattr(tempfile, "tempdir", "/proc")
+
+    with catalog.Bins(memory_bytes=1) as bins, pytest.raises(BackendError, match="set TMPDIR"):
+        bins.add([b"00aa\n"])
+    with Ordering(memory_bytes=1) as rows, pytest.raises(BackendError, match="set TMPDIR"):
+        rows.add(0, b"row")
