@@ -1,9 +1,10 @@
 """Take a few results of a run to look at: from its result streams, then from its newest shards.
 
 What is not yet stored is the newest, so it comes first; with `spread`, shards of the whole run
-give some each. How much is read does not depend on how long the run is: at most `STREAM_BYTES` of
-the streams, `MOST_MANIFESTS` manifests and `MOST_OBJECTS` objects of rows. One prompt is found by
-its key in the small objects of `keys/`, of its partition alone.
+give some each. How much is read does not depend on how long the run is, the list of its manifests'
+names aside: at most `STREAM_BYTES` of the streams, `MOST_MANIFESTS` manifests and `MOST_OBJECTS`
+objects of rows. One prompt is found by its key in the small objects of `keys/`, of its partition
+alone.
 
 Rows are shown as they were written: one that a retry has superseded may be among them.
 """

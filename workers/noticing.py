@@ -3,7 +3,7 @@
 import logging
 
 from common.models import Counts
-from common.quality import LEAST_ANSWERS, oddities
+from common.quality import FLAGS, LEAST_ANSWERS, oddities
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Noticing:
         """Take note of a completion, and now and then say what is odd."""
         counted = self._counted.setdefault(run, {"completed": 0})
         counted["completed"] += 1
-        for flag in flags:
+        for flag in FLAGS.keys() & flags:
             counted[flag] = counted.get(flag, 0) + 1
         if counted["completed"] % LEAST_ANSWERS:
             return

@@ -138,6 +138,37 @@ def test_trouble_is_told_once_for_all_processes_and_their_successors(
     assert told["total"] == 6
 
 
+class Meeting(redis.Redis):
+    """Reads what was told last, then waits until the other has read it too."""
+
+    both = threading.Barrier(2)
+
+    @override
+    def get(self, name: Any) -> Any:
+        found = super().get(name)
+        self.both.wait(10)
+        return found
+
+
+def test_of_two_that_see_trouble_at_the_same_instant_one_tells(
+    world: World, address: Address
+) -> None:
+    world.runs.pause(RUN, "by hand")
+    both = [Looking(world, address.url) for _ in range(2)]
+    for one in both:
+        one.look()
+        one.notifier._client = Meeting(connection_pool=world.client.connection_pool)
+    threads = [threading.Thread(target=one.look) for one in both]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in both:
+        one.close()
+
+    assert [told["event"] for told in address.told] == ["paused"]
+
+
 def test_what_passes_within_seconds_is_not_told(world: World, address: Address) -> None:
     one = Looking(world, address.url)
     one.look()
