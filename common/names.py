@@ -4,6 +4,7 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
 
     headrace:runs                zset   run -> claim order (priority, then age)
     headrace:tombstone:RUN       string uid of a forgotten run, 24 h
+    headrace:forgetting:RUN      string JSON of what `producer forget` has still to remove
     headrace:worker_groups       hash   group id -> JSON of its last figures (`at_ms` says when)
     headrace:renewed:EPOCH       string Redis TIME since when this process has renewed its leases
                                         without a gap, and of the last time; runs out by itself
@@ -167,6 +168,38 @@ def tombstone(name: str) -> str:
     return f"headrace:tombstone:{name}"
 
 
+def forgetting(name: str) -> str:
+    """Name the string that says what of a run is still to be removed."""
+    return f"headrace:forgetting:{name}"
+
+
+def keys_of(name: str, partitions: int) -> list[str]:
+    """Name every key of a run but its ledger's buckets and its jobs, which the ledger names.
+
+    What runs out by itself is not among them, nor what says that the run was forgotten.
+    """
+    lanes = range(partitions)
+    return [
+        run(name),
+        counts(name),
+        open_producers(name),
+        leases(name),
+        parked(name),
+        *(results(name, lane) for lane in lanes),
+        *(sink(name, lane) for lane in lanes),
+        sinks(name),
+        set_aside(name),
+        maintenance(name),
+        feed(name),
+        rate(name),
+        rq_queue(name),
+        rq_started(name),
+        rq_failed(name),
+        rq_canceled(name),
+        *(f"rq:{registry}:{name}" for registry in _RQ_REGISTRIES),
+    ]
+
+
 def slots(server: str) -> str:
     """Name the hash of a server's slot holders; `server` is its canonical URL."""
     return f"headrace:slots:{server}"
@@ -182,6 +215,8 @@ def renewed(epoch: str) -> str:
 RQ_QUEUES = "rq:queues"
 RQ_SUSPENDED = "rq:suspended"
 RQ_JOB_STEM = "rq:job:"
+_RQ_REGISTRIES = ("finished", "deferred", "scheduled", "ready", "clean_registries")
+"""What RQ's own workers and tools may leave of a queue besides what Headrace uses."""
 
 
 def rq_queue(name: str) -> str:
@@ -207,6 +242,16 @@ def rq_canceled(name: str) -> str:
 def rq_job(job_id: str) -> str:
     """Name RQ's hash of one job."""
     return f"{RQ_JOB_STEM}{job_id}"
+
+
+def rq_job_results(job_id: str) -> str:
+    """Name what RQ's own worker leaves of a job that it ran."""
+    return f"rq:results:{job_id}"
+
+
+def rq_job_executions(job_id: str) -> str:
+    """Name RQ's zset of a job's runs by its own workers."""
+    return f"rq:executions:{job_id}"
 
 
 # --- The store -----------------------------------------------------------------------------------

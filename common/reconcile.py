@@ -35,7 +35,7 @@ from common.errors import ConflictError, StateLostError, StoreDamagedError
 from common.models import RunRecord
 from common.quality import FLAGS
 from common.queue.maintenance import Maintenance, TurnLostError
-from common.queue.runs import PRIORITY_STEP_MS
+from common.queue.runs import PRIORITY_STEP_MS, being_forgotten
 from common.queue.scripts import call
 from common.reconcile_steps import Report, Steps
 from common.store import ObjectStore
@@ -145,6 +145,8 @@ def _make(client: "redis.Redis", store: ObjectStore, record: RunRecord) -> RunRe
         ),
         *(part for counter in _remembered(last).items() for part in counter),
     )
+    if reply[0] == b"forgetting":
+        raise being_forgotten(record.run)
     return msgspec.json.decode(reply[1], type=RunRecord)
 
 

@@ -54,6 +54,8 @@ class Runs:
                 created_ms,
                 created_ms - priority * PRIORITY_STEP_MS,
             )
+        if not reply:
+            raise being_forgotten(record.run)
         stored = msgspec.json.decode(cast("bytes", reply), type=RunRecord)
         refuse_change(stored, record)
         return stored
@@ -213,6 +215,14 @@ class Runs:
 def unknown_run(name: str) -> str:
     """Say that a process waits for a run that is not there: it may be a typing error."""
     return f"waiting for run {name!r}, which Redis does not know (`producer runs` lists them)"
+
+
+def being_forgotten(name: str) -> ConflictError:
+    """Say that a `producer forget` did not come to its end."""
+    return ConflictError(
+        f"run {name!r} is being forgotten, or that was interrupted: `producer forget {name}` ends "
+        "it"
+    )
 
 
 def refuse_change(stored: RunRecord, asked: RunRecord) -> None:

@@ -25,6 +25,7 @@ _BUILDERS = {
     "parked_key": names.parked,
     "rate_key": names.rate,
     "tombstone_key": names.tombstone,
+    "forgetting_key": names.forgetting,
     "maintenance_key": names.maintenance,
     "open_key": names.open_producers,
     "feed_key": names.feed,
@@ -37,6 +38,8 @@ _BUILDERS = {
     "rq_failed": names.rq_failed,
     "rq_canceled": names.rq_canceled,
     "rq_job": names.rq_job,
+    "rq_job_results": names.rq_job_results,
+    "rq_job_executions": names.rq_job_executions,
 }
 
 _RUN_MAIN = """

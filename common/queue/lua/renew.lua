@@ -2,8 +2,8 @@
 --
 -- ARGV: epoch, lease (ms), then pairs: run, key (16 bytes).
 -- Returns one word a pair: ok | retaken (it had been reaped, nobody else leases it) |
---   stolen (another process leases it) | gone (it has ended, or it or its run was cancelled; then
---   the lease ends here) | unknown (no such run here, or not yet taught).
+--   stolen (another process leases it) | gone (it has ended, it or its run was cancelled, then the
+--   lease ends here, or its run was forgotten) | unknown (no such run here, or not yet taught).
 
 begin_even_when_full()
 local epoch, lease_ms = ARGV[1], tonumber(ARGV[2])
@@ -23,7 +23,9 @@ note_renewal()
 
 local function renew(run, raw)
   local known = redis.call('HMGET', run_key(run), 'bits', 'cancelled')
-  if not known[1] then return 'unknown' end
+  if not known[1] then
+    return redis.call('EXISTS', tombstone_key(run)) == 1 and 'gone' or 'unknown'
+  end
   local hex = to_hex(raw)
   local entry = ledger_get(run, raw, hex, tonumber(known[1]))
   if not entry then return 'unknown' end
