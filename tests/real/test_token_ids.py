@@ -6,6 +6,7 @@ hold must be what anyone gets who trains on them.
 
 import json
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from tests.real.conftest import ServerWith
 from tests.real.pipeline import Pipeline, Row, as_chat, as_completions, as_text, human_eval, say
 from tests.real.server import Place
+from tests.support.skips import skip_cannot_run
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -84,6 +86,8 @@ def rows_of() -> list[Row]:
 def test_what_a_row_holds_is_what_the_tokenizer_makes_of_it(
     server_with: ServerWith, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
+    if lacks_chat_ids():
+        skip_cannot_run(f"SGLang {installed_version()} gives no token ids of a chat")
     server = server_with(*flags)
     rows = rows_of()
     with Pipeline(tmp_path, server.url, run="tokens") as run:
@@ -120,6 +124,55 @@ def test_what_a_row_holds_is_what_the_tokenizer_makes_of_it(
     assert all(
         choice.get("reasoning_content") for row, choice in choices if row["id"] == "split"
     ) is (bool(flags))
+
+
+def test_a_server_too_old_gets_no_chat_of_such_a_run_and_prompts_of_ids_all_the_same(
+    server_with: ServerWith, tmp_path: Path
+) -> None:
+    if not lacks_chat_ids():
+        skip_cannot_run(f"SGLang {installed_version()} gives all token ids")
+    server = server_with()
+    since_s = time.time()
+    (tmp_path / "chat").mkdir()
+    with Pipeline(tmp_path / "chat", server.url, run="chat") as run:
+        run.enqueue(as_chat(human_eval()[:3]), 8, "--keep-token-ids")
+        run.start_workers()
+        run.watch_until(lambda _: run.said()[0] == "wrong_model", "the server to be refused", 60)
+        group, counts = run.group(), run.counts()
+    assert group is not None
+    assert f"SGLang {installed_version()} gives none at /v1/chat/completions" in group.detail
+    assert (server.seen(since_s), counts.queued) == ([], 3)
+
+    rows = [{"id": n, "input_ids": [5 + n, 6, 7]} for n in range(3)]
+    (tmp_path / "ids").mkdir()
+    with Pipeline(tmp_path / "ids", server.url, run="ids") as run:
+        run.enqueue(rows, 20, "--keep-token-ids")
+        run.start_workers()
+        run.watch_to_the_end(run.start_sink())
+        code, verdict = run.verify()
+        choices = {row["id"]: row["choices"][0] for row in run.completions()}
+
+    assert code == 0, verdict
+    generated = [choices[n]["token_ids"][3:] for n in range(3)]
+    texts = ask_tokenizer(server.model, [{"ids": ids} for ids in generated])
+    for n in range(3):
+        assert choices[n]["token_ids"][:3] == [5 + n, 6, 7]
+        assert choices[n]["loss_mask"] == [0] * 3 + [1] * len(generated[n])
+        assert choices[n]["content"] == texts[n]
+
+
+def installed_version() -> str:
+    """SGLang's, without starting it: an old one with a parser does not take the tiny model."""
+    place = Place.found()
+    if place is None:
+        skip_cannot_run("no SGLang is set up; `make real` does that, once")
+    [found] = place.venv.glob("lib/python*/site-packages/sglang-*.dist-info")
+    return found.name.removesuffix(".dist-info").partition("-")[2]
+
+
+def lacks_chat_ids() -> bool:
+    major, minor, patch = installed_version().split(".")[:3]
+    return (int(major), int(minor), int(patch)) < (0, 5, 17)
 
 
 def assert_decoded(row: Row, choice: Row, text: str) -> None:
