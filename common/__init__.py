@@ -21,6 +21,8 @@ Where things are:
     catalog manifests reader       what the store holds, and the one function that says what counts
     reconcile missing ending       bring Redis and the store together; the end test and _SUCCESS
     cancelling                     end a run for good
+    program flags settings options the frame of both programs: commands loaded when called, flags
+                                   from the environment and headrace.toml, completion, help
     crashpoints                    where tests kill a process
 
 Decisions (2026-11-30):
@@ -45,6 +47,14 @@ Decisions (2026-11-30):
 * A hook is told by whoever sees the figures (a sink's progress, `producer watch`); what it was
   told stands in Redis, and who sets it tells it. So restarts and more sinks repeat nothing, and a
   death between the two loses one notification at most.
+
+* A flag's variable and key are its own name, made when its command is loaded; no table lists them,
+  so a new flag has both at once. A program checks the tables of its own commands in headrace.toml;
+  the other's are checked by the other, since neither imports the other. Rejected: a variable for
+  each command and flag (HEADRACE_SINK_REDIS), since nearly every flag means one thing.
+* An output of the settings yields to the one that a run has: a setting holds for many runs.
+* headrace.toml may hold an address of Redis with a password (a warning asks for chmod 600), and no
+  key of S3 or of the servers: those have places of their own.
 
 This package imports neither `producer` nor `workers`. If this text is not what you expected of
 `common`: Headrace wants an environment of its own, since other projects use that name too.

@@ -8,7 +8,7 @@ def resolve_redis(given: str | None, *, create: bool = True) -> str:
     """Give the URL of the Redis to use; `embedded:DIR` starts or joins the one of that directory.
 
     Args:
-        given: As `--redis` says, None for the environment's.
+        given: As `--redis` says, None for the default.
         create: Make a directory that is not there, with an empty Redis; else it is refused.
 
     Raises:

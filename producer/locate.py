@@ -172,7 +172,7 @@ def waits_of_run_at_work(record: RunRecord, redis: str | None) -> int | None:
 
     Args:
         record: The run.
-        redis: Address as given, None for the environment's.
+        redis: Address as given, None for the default.
     """
     from common.connect import address_of  # noqa: PLC0415
     from common.queue import Runs  # noqa: PLC0415

@@ -40,7 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         files: As they were named, `-` for stdin.
         rules: How rows are read; what the run has is filled in from its record.
-        redis: Address as given, None for the environment's.
+        redis: Address as given, None for the default.
         priority: In the order of claims, None for what the run has.
         window: Most requests of the run in Redis, None for what the run has.
         limit: Only the first rows, before they become samples.

@@ -71,7 +71,7 @@ def next_lines(outcome: Outcome, given: str | None, pilot: Sequence[str] = ()) -
 
     Args:
         outcome: Of a call that queued.
-        given: The address as a flag gave it, None for the environment's.
+        given: The address as a flag gave it, None for the default.
         pilot: The arguments of a call that took the first rows alone, `enqueue` and all.
     """
     url = shown_url(outcome.redis)

@@ -110,6 +110,9 @@ def test_every_flag_can_come_from_environment_and_file(
         assert flags.origin(by_environment, option) == variable
         monkeypatch.delenv(variable)
 
+    prefixes = ("HEADRACE_", "HEADRACE_SIM_", f"HEADRACE_{name.upper()}_")
+    assert flags.variables_of(option)[0] in {prefix + key.upper() for prefix in prefixes}
+    assert flags.flag_of(option) == f"--{key.replace('_', '-')}"
     assert by_file.get_parameter_source(at) is ParameterSource.DEFAULT_MAP
     assert by_file.params[at] == expected
     assert flags.origin(by_file, option) == f"headrace.toml, [{program}.{name}] {key}"
