@@ -200,3 +200,25 @@ def test_each_turn_has_its_token_ids_where_the_run_keeps_them(tmp_path: Path) ->
                 )
                 assert answer["loss_mask"] == [0] * asked + [1] * made
                 assert len(answer["token_ids"]) == asked + made
+
+
+@pytest.mark.timeout(180)
+def test_a_worker_group_that_freezes_leaves_its_conversations_to_another(tmp_path: Path) -> None:
+    short = '{"lease_s": 3, "leases_every_s": 0.5, "reap_every_s": 0.5, "slots_every_s": 0.5}'
+    env = {"HEADRACE_TIMING": short}
+    with Fleet(tmp_path, servers=2, latency="fixed:0.2", cap=BOUND, env=env) as fleet:
+        start(fleet, 30)
+        fleet.start_group(1, "--concurrency", str(BOUND))
+        fleet.wait(lambda: finished_turns(fleet) >= 30, "turns before the frost")
+        frozen = fleet.processes["gpu0"]
+        frozen.send(signal.SIGSTOP)
+        held = fleet.in_flight(RUN)
+        fleet.wait(lambda: fleet.in_flight(RUN) <= BOUND + 2, "the other one to take them", 30)
+        seen = len(fleet.served())
+        fleet.wait(lambda: len(fleet.served()) >= seen + BOUND, "turns of the other one")
+        frozen.send(signal.SIGCONT)
+
+        redone = judged(fleet, 30)
+
+        # Each of the frozen one's open turns once more, and perhaps what it opens before it knows.
+        assert redone <= held + BOUND
