@@ -18,7 +18,7 @@ def test_every_case_has_its_tests(cases_folder: Path) -> None:
     text = (cases_folder / "cases.md").read_text()
     known = set(re.findall(r"^### (B\d+)\b", text, re.MULTILINE))
 
-    assert set(CASES) == {f"B{number}" for number in INPUT_TO_QUEUE} & known
+    assert set(CASES) == {f"B{number:02}" for number in INPUT_TO_QUEUE} & known
     assert all(CASES.values())
 
 
