@@ -23,6 +23,9 @@ from producer.prompts.verdicts import FileRefusedError, RowRejectedError, shown
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 4 * 1024 * 1024
+FIRST_ROWS = 32
+"""Rows of a row group that are looked at to learn how long they are."""
+
 _READ_BYTES = 1024 * 1024
 
 Found = dict[str, Any] | RowRejectedError
@@ -59,7 +62,7 @@ class ParquetInput:
             )
             self.rows: int = self._file.metadata.num_rows
             twice = doubled_name(self._arrow.struct(list(self._file.schema_arrow)))
-        except (self._arrow.ArrowException, OSError, ValueError) as error:
+        except (self._arrow.ArrowException, OSError, ValueError, RecursionError) as error:
             raise self._damaged(error) from error
         if twice is not None:
             raise FileRefusedError(
@@ -73,20 +76,28 @@ class ParquetInput:
             FileRefusedError: It is damaged.
         """
         for group in range(self._file.metadata.num_row_groups):
-            about = self._file.metadata.row_group(group)
-            row_bytes = about.total_byte_size // max(about.num_rows, 1)
-            size = max(1, min(BATCH_ROWS, BATCH_BYTES // max(row_bytes, 1)))
-            batches = self._file.iter_batches(
+            for batch in self._read(group, self._batch_rows(group)):
+                yield self._rows(batch)
+
+    def _batch_rows(self, group: int) -> int:
+        """Choose how many rows of a row group are read at once."""
+        about = self._file.metadata.row_group(group)
+        rows: int = max(about.num_rows, 1)
+        row_bytes: int = about.total_byte_size // rows
+        if rows > FIRST_ROWS:
+            # A text that stands in many rows is stored once, and comes out in each of them.
+            for first in self._read(group, FIRST_ROWS):
+                row_bytes = max(row_bytes, first.nbytes // max(first.num_rows, 1))
+                break
+        return max(1, min(BATCH_ROWS, BATCH_BYTES // max(row_bytes, 1)))
+
+    def _read(self, group: int, size: int) -> Iterator[Any]:
+        try:
+            yield from self._file.iter_batches(
                 batch_size=size, row_groups=[group], use_threads=False
             )
-            while True:
-                try:
-                    batch = next(batches, None)
-                except (self._arrow.ArrowException, OSError, ValueError) as error:
-                    raise self._damaged(error) from error
-                if batch is None:
-                    break
-                yield self._rows(batch)
+        except (self._arrow.ArrowException, OSError, ValueError, RecursionError) as error:
+            raise self._damaged(error) from error
 
     def _rows(self, batch: Any) -> list[Found]:
         try:

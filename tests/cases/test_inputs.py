@@ -143,10 +143,17 @@ def many_rows(path: Path, form: str) -> Path:
     """The rows of the case, `count to 5` and the like, as JSON lines or as Parquet."""
     if form == "parquet":
         arrow: Any = importlib.import_module("pyarrow")
-        ids = [f"m{number}" for number in range(MANY)]
-        texts = [f"count to {number % 97}" for number in range(MANY)]
-        table = arrow.table({"id": ids, "prompt": texts})
-        importlib.import_module("pyarrow.parquet").write_table(table, path)
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+        schema = arrow.schema([("id", arrow.string()), ("prompt", arrow.string())])
+        with parquet.ParquetWriter(path, schema) as writer:
+            # Some at a time: what this process holds counts as its child's.
+            for first in range(0, MANY, 10_000):
+                numbers = range(first, min(first + 10_000, MANY))
+                columns = [
+                    [f"m{number}" for number in numbers],
+                    [f"count to {number % 97}" for number in numbers],
+                ]
+                writer.write_table(arrow.table(columns, schema=schema))
         return path
     with path.open("w") as file:
         for number in range(MANY):

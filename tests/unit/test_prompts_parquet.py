@@ -1,5 +1,6 @@
 """A Parquet file gives the rows that JSON lines would, or says what JSON cannot hold and where."""
 
+import base64
 import gzip
 import importlib
 import io
@@ -292,6 +293,32 @@ def test_damage_inside_the_data_counts_for_nothing(tmp_path: Path) -> None:
     assert refusal(tmp_path, bytes(data)).reason == "corrupt"
 
 
+@pytest.mark.parametrize(("footer", "reason"), [("plain", "corrupt"), ("encrypted", "parquet")])
+def test_an_encrypted_file_is_told_to_be_one(tmp_path: Path, footer: str, reason: str) -> None:
+    encryption: Any = importlib.import_module("pyarrow.parquet.encryption")
+
+    class Keys(encryption.KmsClient):  # type: ignore[misc]
+        def wrap_key(self, key_bytes: bytes, _name: str) -> bytes:
+            return base64.b64encode(key_bytes)
+
+    properties = encryption.CryptoFactory(lambda _: Keys()).file_encryption_properties(
+        encryption.KmsConnectionConfig(),
+        encryption.EncryptionConfiguration(
+            footer_key="f", column_keys={"c": ["prompt"]}, plaintext_footer=footer == "plain"
+        ),
+    )
+    table = questions(3)
+    with pq.ParquetWriter(
+        tmp_path / "x", table.schema, encryption_properties=properties
+    ) as writer:
+        writer.write_table(table)
+
+    error = refusal(tmp_path, (tmp_path / "x").read_bytes())
+
+    assert error.reason == reason
+    assert "encrypted" in error.message
+
+
 def test_two_columns_of_one_name_are_refused_since_a_row_holds_one(tmp_path: Path) -> None:
     table = pa.table([["a"], ["b"]], names=["prompt", "prompt"])
 
@@ -316,10 +343,12 @@ def test_a_row_over_the_limit_is_rejected_alone(
 
 def test_big_rows_come_in_small_batches() -> None:
     big = written(pa.table({"prompt": [f"{n}" * 3_000_000 for n in range(4)]}))
+    same = written(pa.table({"prompt": ["context " * 100_000] * 500, "id": [*range(500)]}))
     small = written(questions(5_000))
 
     def sizes(data: bytes) -> Iterator[int]:
         return (len(batch) for batch in ParquetInput(io.BytesIO(data), "x").batches())
 
     assert max(sizes(big)) == 1
+    assert max(sizes(same)) <= 5
     assert max(sizes(small)) == parquet.BATCH_ROWS
