@@ -189,8 +189,7 @@ def _of_answers(seen: Seen) -> Iterator[str]:
         told = ", ".join(f"{number:,} {word}" for number, word in ended if number)
         yield (
             f"{told}{_reasons(seen)}; see them: `producer export {run} --to FILE --partial "
-            f"--failures failed.jsonl`; try them again: `producer enqueue FILE --run {run} "
-            "--retry-failed`"
+            f"--failures failed.jsonl`; try them again: `producer retry {run}`"
         )
     for _, text in oddities(counts, run=run):
         yield text

@@ -95,7 +95,7 @@ def resume(client: "redis.Redis", where: Where, *, seal: bool, say: Say) -> Resu
         ConflictError: It was cancelled, or a producer that is to be closed is alive.
     """
     runs = Runs(client, where=connect.address_of(client))
-    record, store, adopted = _find(client, runs, where, say=say)
+    record, store, adopted = find_or_adopt(client, runs, where, say=say)
     told = Resumed(run=record.run, output=store.url, adopted=adopted)
     state = _state(runs, record.run)
     if state.cancelled:
@@ -118,7 +118,7 @@ def resume(client: "redis.Redis", where: Where, *, seal: bool, say: Say) -> Resu
     return told
 
 
-def _find(
+def find_or_adopt(
     client: "redis.Redis", runs: Runs, where: Where, *, say: Say
 ) -> tuple[RunRecord, ObjectStore, bool]:
     """Find the run, and make it from the store where Redis lacks it."""

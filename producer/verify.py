@@ -149,7 +149,7 @@ def _headline(verdict: Verdict) -> str:
     if verdict.proven:
         return (
             f"NOT ALL COMPLETED: run {run}: {counts}, each exactly once, proven from "
-            f"{verdict.output}; `producer enqueue FILE --run {run} --retry-failed` tries the "
+            f"{verdict.output}; `producer retry {run}` tries the "
             "others again"
         )
     only_missing = set(verdict.findings.counts) <= {"missing"}

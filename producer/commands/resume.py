@@ -31,7 +31,7 @@ def command(
 
     What Redis or RQ's tools have lost comes from the store; a Redis that does not know the run
     gets all of it. What is done is not done again, and failed prompts stay failed: `producer
-    enqueue FILE --retry-failed` tries them again. The same call again changes nothing.
+    retry RUN` tries them again. The same call again changes nothing.
 
     \b
     Example:

@@ -29,7 +29,11 @@ def told(fleet: Fleet, *arguments: str) -> tuple[int, Any]:
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [("error_500", "enqueue"), ("bad_params", "enqueue"), ("abort", "rq requeue")],
+    [
+        ("error_500", "enqueue"),
+        ("bad_params", "retry"),
+        ("abort", "rq requeue"),
+    ],
 )
 def test_b53_failed_prompts_are_tried_again_on_request_and_only_they(
     tmp_path: Path, kind: str, how: str
@@ -54,6 +58,10 @@ def test_b53_failed_prompts_are_tried_again_on_request_and_only_they(
 
         if how == "enqueue":
             fleet.enqueue(file, "--attempts", "1", "--retry-failed")
+        elif how == "retry":
+            other = fleet.producer("retry", RUN, "--reason", "5xx")
+            assert "none of them was asked for" in other.stderr
+            fleet.producer("retry", RUN, "--reason", "4xx")
         else:
             RqTools("3", fleet.redis.url).rq("requeue", "--queue", RUN, "--all")
         fleet.wait(lambda: fleet.counts(RUN).completed == 20, "all to be completed")

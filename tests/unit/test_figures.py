@@ -266,7 +266,7 @@ def test_failures_say_why_and_what_to_do() -> None:
     (warning,) = told["warnings"]
     assert warning.startswith("39 failed, 1 were cancelled: 30 bad_request, 9 timeout")
     assert "producer export r --to FILE --partial --failures" in warning
-    assert "producer enqueue FILE --run r --retry-failed" in warning
+    assert "producer retry r" in warning
     # Of a retry the earlier reasons are there too: then numbers would say something else.
     again = figures(had, proven=True, reasons={"bad_request": 60, "timeout": 9})
     assert "cancelled: bad_request, timeout;" in again["warnings"][0]
