@@ -1,10 +1,12 @@
 """Write a file of lines that is whole or not there: plain, gzip or zstd by its name, or stdout."""
 
+import fcntl
 import gzip
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -62,7 +64,10 @@ def whole_file(name: str) -> Iterator[OutFile]:
     special = path.exists() and not path.is_file()
     part = path if special else path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        if not special:
+            _remove_abandoned(path)
         with part.open("wb") as raw:
+            _lock(raw)
             with _packing(name, raw) as file:
                 yield OutFile(file.write)
             raw.flush()
@@ -77,6 +82,23 @@ def whole_file(name: str) -> Iterator[OutFile]:
     finally:
         if not special:
             part.unlink(missing_ok=True)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the parts that killed exports to this file have left: nobody holds their lock."""
+    for part in path.parent.glob(f".{escape(path.name)}.*.part"):
+        with suppress(OSError), part.open("rb") as file:
+            if _lock(file):
+                part.unlink()
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Lock a file for as long as it is open; False where another holds it, or nobody can."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def is_stdout(name: str) -> bool:

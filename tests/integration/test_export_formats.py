@@ -1,8 +1,10 @@
 """`producer export --format F`: what readers find in the file, and what is said of the rest."""
 
+import fcntl
 import gzip
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -447,14 +449,27 @@ def test_a_pipe_stays_one_and_a_link_leads_to_its_file(
     assert len(lines(tmp_path / "a.jsonl")) == 30
 
 
-def test_a_killed_export_leaves_no_file_under_the_name(
+def test_a_killed_export_leaves_no_file_under_the_name_and_the_next_clears_up(
     store: DirectoryStore, tmp_path: Path
 ) -> None:
-    FinishedRun(store, prompts=3_000, batch=1_000)
+    # Random text, so that gzip takes its time over it.
+    texts = [random.Random(n).randbytes(250_000).hex() for n in range(16)]
+    OddRun(store, [Case(id=str(n), choices=[said(text)]) for n, text in enumerate(texts)])
+    arguments = ("export", RUN, "--output", "out", "--to", "a.jsonl.gz")
 
-    with running("export", RUN, "--output", "out", "--to", "a.jsonl.zst", cwd=tmp_path) as process:
-        wait_until(lambda: any(tmp_path.glob(".a.jsonl.zst.*.part")), "a part file")
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    def parts() -> list[Path]:
+        return sorted(tmp_path.glob(".a.jsonl.gz.*.part"))
 
-    assert not (tmp_path / "a.jsonl.zst").exists()
+    # The part of a process that is at work: this one holds it.
+    (held := tmp_path / ".a.jsonl.gz.1.part").touch()
+    with held.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with running(*arguments, cwd=tmp_path) as process:
+            wait_until(lambda: len(parts()) > 1, "a part file")
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert not (tmp_path / "a.jsonl.gz").exists()
+        assert len(parts()) == 2
+
+        assert export(tmp_path, "a.jsonl.gz").code == 0
+        assert parts() == [held]
