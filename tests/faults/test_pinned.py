@@ -52,6 +52,7 @@ def test_servers_that_differ_in_one_thing_get_no_job_and_are_named_while_others_
         for gpu, other in enumerate(others, 1):
             start_other(fleet, gpu, other.urls[0])
         fleet.wait(lambda: len(status(fleet)["warnings"]) >= len(others), "all to be named")
+        assert status(fleet)["status"] != "wrong_model", "one of them fits"
         fleet.enqueue(write_prompts(tmp_path / f"{RUN}.jsonl", 40))
 
         counts = fleet.wait_done(RUN)
