@@ -4,13 +4,14 @@
     trouble                  when it has stood for `HOLD_S`: stalled, paused, redis_full, s3_error,
                              wrong_model, state_lost, waiting_for_workers (once work had begun),
                              server_gone (one server or all, named)
+    redis_gone               when Redis, and so all runs, could not be asked for `GONE_S`
     recovered                when trouble that was told has been over for as long
 
 Two of them are at least `LEAST_GAP_S` apart, an end excepted: what changes to and fro is told once
 in that time, as it stands then.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ LEAST_GAP_S = 60.0
 
 RECOVERED = "recovered"
 SERVER_GONE = "server_gone"
+REDIS_GONE = "redis_gone"
 _TROUBLE = {"stalled", "paused", "redis_full", "s3_error", "wrong_model", "state_lost"}
 _AWAY = {"down", "faulty", "wrong_model"}
 
@@ -91,6 +93,19 @@ def next_event(told: State | None, now: State, *, first_look: bool, now_ms: int)
     if not now.ended and now_ms - told.at_ms < LEAST_GAP_S * 1000:
         return None
     return now.event or RECOVERED
+
+
+def message_of_redis(event: str, runs: Iterable[str], why: str) -> dict[str, Any]:
+    """Make what is told of all runs at once while their figures cannot be read, or can again."""
+    names = sorted(runs)
+    told = f"Redis cannot be used: {why}" if event == REDIS_GONE else "Redis can be used again"
+    return {
+        "event": event,
+        "text": f"{told} (runs {', '.join(names) or 'unknown'})",
+        "run": ",".join(names),
+        "status": "",
+        "runs": names,
+    }
 
 
 def message(event: str, now: State, figures: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 What was told last stands in Redis, so that a restart repeats nothing and of several sinks one
 tells. Who sets it tells it: a process that dies between is one notification lost, never a storm.
+That Redis itself is gone each process tells for itself.
 """
 
 import time
@@ -14,7 +15,17 @@ import msgspec
 from common import connect, names
 from common.errors import RedisFullError
 from common.hooks import Hook, Messenger
-from common.news import HOLD_S, RECOVERED, State, message, next_event, state_of
+from common.news import (
+    GONE_S,
+    HOLD_S,
+    RECOVERED,
+    REDIS_GONE,
+    State,
+    message,
+    message_of_redis,
+    next_event,
+    state_of,
+)
 
 if TYPE_CHECKING:
     import redis
@@ -59,6 +70,8 @@ class Notifier:
         self._since: dict[str, tuple[State, float]] = {}
         # Run -> what was told while Redis had no room to note it.
         self._unnoted: dict[str, State] = {}
+        self._away_since_s: float | None = None
+        self._away_told = False
 
     def note(self, figures: Mapping[str, Any]) -> None:
         """See a run's figures, and tell what is new.
@@ -67,6 +80,7 @@ class Notifier:
             RedisUnusableError: Nothing was told; the next look may.
         """
         run, now, now_s = figures["run"], state_of(figures), self._clock()
+        self._redis_back()
         # A run that comes later has begun since, however short it was.
         begins = now_s - self._began_s < BEGIN_S and not self._old_too
         first_look = begins and run not in self._since
@@ -85,6 +99,25 @@ class Notifier:
         state = msgspec.structs.replace(now, at_ms=now_ms if event else 0)
         if self._set(run, raw, state) and event:
             self._messenger.tell(message(event, now if event != RECOVERED else State(), figures))
+
+    def redis_away(self, why: str) -> None:
+        """See that no figures can be read; told once an outage by each process, for itself.
+
+        Args:
+            why: For people, without a password.
+        """
+        now_s = self._clock()
+        if self._away_since_s is None:
+            self._away_since_s = now_s
+        if not self._away_told and now_s - self._away_since_s >= GONE_S:
+            self._away_told = True
+            self._messenger.tell(message_of_redis(REDIS_GONE, self._since, why))
+
+    def _redis_back(self) -> None:
+        self._away_since_s = None
+        if self._away_told:
+            self._away_told = False
+            self._messenger.tell(message_of_redis(RECOVERED, self._since, ""))
 
     def close(self, limit_s: float = LEAVE_S) -> None:
         """Tell what waits, within so many seconds."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from common import names, snapshot
-from common.errors import HeadraceError
+from common.errors import HeadraceError, RedisUnusableError
 from common.models import RunRecord
 from common.notify import Notifier
 from common.quality import oddities
@@ -70,6 +70,10 @@ class ProgressWriter:
         for run in self._written():
             try:
                 self._write(run)
+            except RedisUnusableError as error:
+                if self._notifier is not None:
+                    self._notifier.redis_away(str(error))
+                return
             except (HeadraceError, OSError) as error:
                 log.debug("progress of run %s was not written: %s", run.record.run, error)
 

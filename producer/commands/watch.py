@@ -103,6 +103,8 @@ class _Watch:
             try:
                 figures = self._look()
             except RedisUnusableError as error:
+                if self._notifier is not None:
+                    self._notifier.redis_away(str(error))
                 yield None, f"producer: {error}; asking again"
             else:
                 yield figures, ""

@@ -150,6 +150,29 @@ class Meeting(redis.Redis):
         return found
 
 
+def test_that_redis_is_gone_is_told_and_that_it_is_back(tmp_path: Path, address: Address) -> None:
+    with RedisServer("valkey", appendonly=True) as server:
+        world = World(server.client(), DirectoryStore(tmp_path / "out"), prompts=6)
+        one = Looking(world, address.url)
+        progress = ProgressWriter(
+            world.client, tmp_path / "state", lambda: [world], notifier=one.notifier
+        )
+        progress.write_all()
+        server.kill()
+        for _ in range(4):
+            progress.write_all()
+            one.clock.now_s += GONE_S / 2
+        server.start()
+        for _ in range(2):
+            progress.write_all()
+        one.close()
+        world.close()
+
+    assert [told["event"] for told in address.told] == ["redis_gone", "recovered"]
+    assert address.told[0]["runs"] == [RUN]
+    assert "cannot be used" in address.told[0]["text"]
+
+
 def test_of_two_that_see_trouble_at_the_same_instant_one_tells(
     world: World, address: Address
 ) -> None:
