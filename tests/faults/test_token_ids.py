@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.support.fleet import Fleet
-from tests.support.watching import QUICK_SINK, figures, of_prompts, wait_state
+from tests.support.watching import QUICK_SINK, figures, of_prompts, timed, wait_state
 from workers.simulator import text
 from workers.simulator.launch import SimulatorProcess
 
@@ -156,3 +156,24 @@ def test_each_turn_of_a_conversation_has_its_own_sequence(tmp_path: Path) -> Non
         for tokens, answer in zip(asked, answers, strict=True):
             assert answer["loss_mask"] == [0] * tokens + [1] * 40
             assert len(answer["token_ids"]) == tokens + 40
+
+
+def test_a_server_that_comes_back_upgraded_gets_the_run(tmp_path: Path) -> None:
+    # It looks often enough to see that the server was away.
+    env = timed(load_every_s=0.1)
+    with Fleet(tmp_path, latency="0.01", sglang_version="0.5.12.post1", env=env) as fleet:
+        fleet.enqueue(write(tmp_path / "job.jsonl", CHAT), "--keep-token-ids")
+        fleet.start_group()
+        fleet.start_sink("sink", *QUICK_SINK)
+        wait_state(fleet, "wrong_model")
+
+        fleet.simulator.kill()
+        options = fleet.simulator._arguments
+        options[options.index("--sglang-version") + 1] = "0.5.23"
+        fleet.simulator.restart()
+        counts = fleet.wait_done(RUN)
+
+        assert (counts.completed, counts.retries) == (2, 0)
+        for row in fleet.rows():
+            assert row["server_version"] == "0.5.23"
+            check(row)
