@@ -189,7 +189,8 @@ def command(**flags: Any) -> int:
     with another turn is answered; one that begins with an assistant turn is rejected. System and
     tool turns stay where they stand, and so does a call of tools, whose results belong to it. A
     turn that ends because of its length is kept, the next go on from it, and the row is flagged
-    truncated.
+    truncated. A turn has one answer, so an n above 1 is refused. A failed prompt that is tried
+    again begins with its first turn.
 
     --keep-token-ids adds to each choice of the results `token_ids`, as the engine used them (the
     prompt's, then the generated ones), and `loss_mask`, 1 for each that was generated. Chat and
