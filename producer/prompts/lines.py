@@ -37,10 +37,12 @@ def line_batches(
             continue
         lines = chunk[cut + 1 :].split(b"\n")
         tail = lines.pop()
-        yield _whole(held, chunk[:cut], length=length + cut, limit_bytes=limit_bytes)
+        first = _whole(held, chunk[:cut], length=length + cut, limit_bytes=limit_bytes)
+        # Before the yield: the pieces of a long line are not kept beside it.
+        held, length = [tail], len(tail)
+        yield first
         if lines:
             yield lines
-        held, length = [tail], len(tail)
     if length:
         yield _whole(held, b"", length=length, limit_bytes=limit_bytes)
 

@@ -33,7 +33,8 @@ from producer.prompts.verdicts import (
 )
 
 STDIN = "-"
-_READ_BYTES = 1024 * 1024
+_READ_BYTES = 256 * 1024
+"""Few enough that a bar moves while well compressed rows are read."""
 _ARRAY_ADVICE = (
     "is a JSON array, expected one object per line: convert it, for example with jq -c '.[]'"
 )
@@ -146,7 +147,8 @@ class FileReader:
             size_bytes = stream.seek(0, 2)
             for batch in file.batches():
                 yield from self._check_objects(batch)
-                self.read_bytes = size_bytes * self._lines // file.rows
+                share_bytes = size_bytes * self._lines // file.rows
+                self.read_bytes = max(self.read_bytes, share_bytes)
                 self._on_read(self.read_bytes)
 
     def _check_objects(

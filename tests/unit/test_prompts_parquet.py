@@ -5,6 +5,7 @@ import gzip
 import importlib
 import io
 import json
+import random
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -192,6 +193,34 @@ def test_nested_columns_come_back_as_they_were_whatever_the_layout(
     assert rows == without_absent(table.to_pylist())
 
 
+def test_a_bad_row_and_the_ends_of_batches_move_no_value_to_another_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 7)
+    numbers = range(40)
+    text, number = pa.string(), pa.int64()
+    columns = {
+        "n": pa.array(numbers),
+        "map": pa.array([None if n % 5 == 0 else [(f"k{n}", n), ("z", None)][: n % 3]
+                         for n in numbers], pa.map_(text, number)),
+        "list": pa.array([None if n % 4 == 0 else [{"a": n, "b": [str(n)] * (n % 3)}] * (n % 2)
+                          for n in numbers]),
+        "pair": pa.array([None if n % 3 == 0 else [n, -n] for n in numbers],
+                         pa.list_(number, 2)),
+        "word": pa.array([str(n % 3) for n in numbers]).dictionary_encode(),
+        "bad": pa.array([float("nan") if n in {3, 17} else None for n in numbers]),
+    }  # fmt: skip
+
+    rows = found(written(pa.table(columns)))
+
+    assert [n for n in numbers if isinstance(rows[n], RowRejectedError)] == [3, 17]
+    for n in (*range(3), *range(4, 17), *range(18, 40)):
+        items = {name: column[n].as_py() for name, column in columns.items() if column[n].is_valid}
+        if "map" in items:
+            items["map"] = dict(items["map"])
+        assert rows[n] == items
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 
@@ -352,3 +381,28 @@ def test_big_rows_come_in_small_batches() -> None:
     assert max(sizes(big)) == 1
     assert max(sizes(same)) <= 5
     assert max(sizes(small)) == parquet.BATCH_ROWS
+
+
+@pytest.mark.parametrize("form", ["lines", "gzip", "parquet"])
+def test_how_far_a_file_is_read_is_told_as_a_share_of_its_size(tmp_path: Path, form: str) -> None:
+    texts = [random.Random(n).randbytes(500).hex() for n in range(6_000)]
+    lines = b"".join(b'{"prompt":"%b"}\n' % text.encode() for text in texts)
+    content = {
+        "lines": lambda: lines,
+        "gzip": lambda: gzip.compress(lines, 1),
+        "parquet": lambda: written(pa.table({"prompt": texts})),
+    }[form]()
+    (tmp_path / "x").write_bytes(content)
+    told: list[int] = []
+    reader = FileReader(
+        str(tmp_path / "x"),
+        RowChecker(RowRules(max_tokens_given=True)),
+        on_reject=lambda *_: None,
+        on_read=told.append,
+    )
+
+    assert len([*reader.rows()]) == len(texts)
+
+    assert len(told) > 2
+    assert told == sorted(told)
+    assert told[-1] == reader.read_bytes == len(content)
