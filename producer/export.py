@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from common import catalog
+from common.cancelling import is_cancelled
 from common.errors import NotDoneError, StoreDamagedError, UsageError
 from common.models import Manifest, PartFile, Record, RunRecord
 from common.reader import parse_key_line, rank
@@ -119,7 +120,7 @@ def export(record: RunRecord, store: ObjectStore, target: Target, *, meter: Mete
     told = Exported()
     manifests = catalog.manifests_of(store, record.uid)
     listing = catalog.list_inputs(store)
-    told.sealed = catalog.sealed(store, listing)
+    told.sealed = catalog.sealed(store, listing) or is_cancelled(store)
     with catalog.Bins(memory_bytes=BIN_BYTES) as wanted:
         choice = _Choice(
             told=told, failures=bool(target.failures), order=target.order, manifests=manifests

@@ -1,7 +1,11 @@
 """`producer cancel` on a real Redis and a real store: marked for good, everything ends once."""
 
 import json
+import os
+import pty
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +16,9 @@ from common import catalog, names
 from common.cancelling import Canceller
 from common.queue import Jobs
 from common.queue.cancels import Cancels
-from common.reconcile import adopt_run
+from common.reconcile import adopt_run, reconcile
 from common.store.directory import DirectoryStore
-from tests.support.producer_cli import Ended, producer
+from tests.support.producer_cli import Ended, environment, producer
 from tests.support.queue_world import take
 from tests.support.redis_server import RedisServer
 from tests.support.run_world import RUN, World
@@ -361,3 +365,60 @@ def test_records_wait_where_the_streams_are_half_full(world: World) -> None:
     world.client.hset(names.counts(RUN), "stream_bytes", 0)
     assert canceller.step(limit_s=5) == "done"
     assert canceller.ended == 10
+
+
+def test_a_rewind_of_redis_to_before_the_mark_does_not_revive_the_run(
+    world: World, ask: Ask
+) -> None:
+    ask("cancel", RUN, "--yes", HEADRACE_CRASH_AT="cancel.told")
+    # What a Redis that was taken back knows: the prompts, and nothing of the cancellation.
+    world.client.hdel(names.run(RUN), "cancelled")
+    world.client.hset(names.run(RUN), "reconciled", "an earlier life")
+
+    assert world.jobs.claim(1, stream_mark_bytes=1 << 40).claims == []
+    reconcile(world.client, world.store, world.record)
+
+    state = world.runs.state(RUN)
+    assert state is not None
+    assert state.cancelled
+    store_all(world)
+    assert outcomes(world) == {"cancelled": 10}
+
+
+def test_without_the_store_nothing_is_changed(world: World, ask: Ask) -> None:
+    out = Path(world.record.output)
+    out.rename(out.with_name("away"))
+
+    ended = ask("cancel", RUN, "--yes")
+
+    assert ended.code == 4, ended.err
+    state = world.runs.state(RUN)
+    assert state is not None
+    assert not state.cancelled
+    assert depth(world) == 10
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"n\n", 1), (b"\n", 1), (b"y\n", 0)])
+def test_a_person_is_asked_and_may_say_no(
+    world: World, valkey: RedisServer, tmp_path: Path, answer: bytes, code: int
+) -> None:
+    ours, theirs = pty.openpty()
+    os.write(ours, answer)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "producer", "cancel", RUN],
+        cwd=tmp_path,
+        env=environment({"HEADRACE_REDIS": valkey.tcp_url}),
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(ours)
+    os.close(theirs)
+
+    assert ended.returncode == code, ended.stderr
+    assert f"cancel run {RUN} for good? 10 prompts waiting and 0 at the servers" in ended.stderr
+    assert (world.store.get(names.CANCELLED) is None) == bool(code)
+    assert ("nothing was changed" in ended.stderr) == bool(code)

@@ -244,3 +244,18 @@ def test_a_reason_that_nothing_failed_for_shows_those_there_are(world: World, as
     assert ended.code == 0
     assert "none of them was asked for" in ended.err
     assert "too_large 1" in ended.err
+
+
+def test_only_the_last_try_says_why_a_prompt_failed(world: World, ask: Ask) -> None:
+    stored_with_failures(world)
+    ask("retry", RUN, "--id", "1")
+    again = failed(world, 1, reason="timeout", status=None, **{"try": 2})
+    world.jobs.finish([msgspec.structs.replace(again, try_=2)])
+    end(world)
+
+    earlier = ask("retry", RUN, "--reason", "bad_request", "--json")
+    now = ask("retry", RUN, "--reason", "timeout", "--json")
+
+    assert earlier.told["by_reason"] == {"timeout": 2, "too_large": 1, "oom": 1}
+    assert (earlier.told["retried"], now.told["retried"]) == (0, 2)
+    assert tries(world) == {0: "queued/2", 1: "queued/3"}
