@@ -1,6 +1,7 @@
 """Pass 1: read every file, check every row, spool what is accepted. Writes nothing elsewhere."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,7 +12,7 @@ from producer.meter import Meter
 from producer.prompts.reader import STDIN, FileReader
 from producer.prompts.rows import RowChecker, RowRules
 from producer.prompts.verdicts import FileRefusedError, Reject, shown
-from producer.spool import Spool
+from producer.spool import Spool, no_room
 
 KEPT_REJECTS = 10_000
 """Rejects that are kept for the report; all are counted, and all are written to a file."""
@@ -144,12 +145,15 @@ class Intake:
             self._read_files(checker, meter)
             self.spool.finish()
             self._reject_conflicts()
+            self._close_rejected()
         except FileRefusedError as error:
             return _refused(reading, error)
+        except OSError as error:
+            raise no_room(error, self.rejected_path) from error
         finally:
             self.spool.close()
-            if self._rejected_file is not None:
-                self._rejected_file.close()
+            with suppress(OSError):
+                self._close_rejected()
         field = self._rules.id_field
         if field and self.spool.rows and not checker.ids_found:
             raise UsageError(
@@ -185,6 +189,10 @@ class Intake:
             self._reading.blank += reader.blank
             if taken == left:
                 return
+
+    def _close_rejected(self) -> None:
+        if self._rejected_file is not None:
+            self._rejected_file.close()
 
     def _reject(self, reject: Reject, line: bytes | None) -> None:
         reading = self._reading

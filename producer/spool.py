@@ -9,6 +9,7 @@ partitions of `producer.repeats`. A kill leaves a folder in the system's tempora
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -128,7 +129,7 @@ class Spool:
             if len(self._frame) >= _FRAME_BYTES:
                 self._write_frame()
         except OSError as error:
-            raise _no_room(error, self._path) from error
+            raise no_room(error, self._path) from error
 
     def finish(self) -> None:
         """End pass 1: from now on the spool is read.
@@ -143,12 +144,14 @@ class Spool:
             self._file = None
             self._repeats.settle()
         except OSError as error:
-            raise _no_room(error, self._path) from error
+            raise no_room(error, self._path) from error
 
     def close(self) -> None:
         """Leave a spool that is not finished, and will not be read."""
         if self._file is not None:
-            self._file.close()
+            # On a full disk closing fails like the write before it, which has been told.
+            with suppress(OSError):
+                self._file.close()
 
     @property
     def duplicates(self) -> int:
@@ -266,7 +269,8 @@ class Spool:
                 yield decompressor.decompress(file.read(length))
 
 
-def _no_room(error: OSError, path: Path) -> BackendError:
+def no_room(error: OSError, path: Path) -> BackendError:
+    """Say that a file of the temporary folder cannot be written."""
     return BackendError(
         f"the spool in {path.parent} cannot be written ({error.strerror}): prompts wait there "
         "until they are queued; free space or set TMPDIR to a larger directory"

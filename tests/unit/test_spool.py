@@ -13,6 +13,8 @@ from common.errors import BackendError
 from common.ids import content_id, fingerprint_of, key_of, typed_id
 from common.models import Prompt
 from producer import repeats, spool
+from producer.intake import Intake
+from producer.meter import Meter
 from producer.prompts.rows import RowChecker, RowRules
 from producer.spool import Spool
 
@@ -186,13 +188,14 @@ def test_batches_end_at_a_thousand_rows_or_some_megabytes(tmp_path: Path) -> Non
     assert [len(batch) for batch in found.batches()] == [1000, 1000, 501, 1]
 
 
-def test_a_folder_without_room_is_told_with_what_to_do() -> None:
-    # /dev/full takes every open and refuses every write, as a full disk does.
-    class FullFolder(type(Path())):  # type: ignore[misc]
-        def __truediv__(self, key: str) -> Path:
-            return Path("/dev/full")
+# /dev/full takes every open and refuses every write, as a full disk does.
+class FullFolder(type(Path())):  # type: ignore[misc]
+    def __truediv__(self, key: str) -> Path:
+        return Path("/dev/full" if key in {"rows", "rejected"} else f"{self}/{key}")
 
-    found = Spool("r", FullFolder("/dev"))
+
+def test_a_folder_without_room_is_told_with_what_to_do(tmp_path: Path) -> None:
+    found = Spool("r", FullFolder(tmp_path))
     found.add(
         RowChecker(RowRules(max_tokens_given=True)).check(b'{"prompt":"x"}'),
         source=0,
@@ -202,3 +205,21 @@ def test_a_folder_without_room_is_told_with_what_to_do() -> None:
 
     with pytest.raises(BackendError, match="TMPDIR"):
         found.finish()
+    found.close()
+
+
+@pytest.mark.parametrize("line", [b'{"prompt":"x"}', b'{"prompt":5}'])
+@pytest.mark.parametrize("rows", [1, 30_000])
+def test_a_disk_that_fills_while_a_file_is_read_is_told_too(
+    tmp_path: Path, line: bytes, rows: int
+) -> None:
+    (tmp_path / "x").write_bytes((line + b"\n") * rows)
+    intake = Intake(
+        [str(tmp_path / "x")],
+        RowRules(max_tokens_given=True),
+        run="r",
+        folder=FullFolder(tmp_path),
+    )
+
+    with pytest.raises(BackendError, match="TMPDIR"):
+        intake.read(Meter("reading", shown=False))
