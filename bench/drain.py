@@ -61,17 +61,7 @@ def result(claim: Claim) -> Result:
         latency_s=0.05,
         completed_at=utc_now(),
     )
-    return Result(
-        run=claim.run,
-        uid=claim.uid,
-        key=claim.key,
-        fingerprint=claim.fingerprint,
-        try_=claim.try_,
-        outcome="completed",
-        row=completion_row(claim, prompt, done),
-        input_tokens=12,
-        output_tokens=24,
-    )
+    return claim.ended("completed", completion_row(claim, prompt, done), tokens=(12, 24))
 
 
 if __name__ == "__main__":

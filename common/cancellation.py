@@ -33,16 +33,7 @@ def cancelled_result(claim: Claim, *, message: str, at: str) -> Result:
         message: Who cancelled it, for people.
         at: Wall time, ISO 8601 in UTC.
     """
-    return Result(
-        run=claim.run,
-        uid=claim.uid,
-        key=claim.key,
-        fingerprint=claim.fingerprint,
-        try_=claim.try_,
-        outcome="cancelled",
-        row=_row(claim, message=message, at=at),
-        reason=REASON,
-    )
+    return claim.ended("cancelled", _row(claim, message=message, at=at), reason=REASON)
 
 
 def _row(claim: Claim, *, message: str, at: str) -> bytes:

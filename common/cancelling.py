@@ -21,7 +21,7 @@ from common import catalog, connect, names
 from common.cancellation import cancelled_result
 from common.crashpoints import reached
 from common.errors import RedisFullError
-from common.models import Claim, RunRecord
+from common.models import Claim, RawRow, RunRecord
 from common.queue.cancels import Cancels
 from common.queue.ledger import CALL_ROWS, Ledger
 from common.store import ObjectStore
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     import redis
 
 Word = Literal["on", "full", "held", "unreconciled", "done"]
-
-Row = tuple[bytes, bytes, bytes]
-"""Key (16 bytes), fingerprint (8 bytes), JSON of a `Prompt`."""
 
 MESSAGE = "the run was cancelled"
 
@@ -153,10 +150,7 @@ class Canceller:
         return set(catalog.list_inputs(self._store).names) - self._covered
 
     def _end_rows(self, name: str) -> Iterator[Word]:
-        rows = [
-            (bytes.fromhex(key.decode()), bytes.fromhex(fingerprint.decode()), prompt)
-            for key, fingerprint, prompt in catalog.input_rows(self._store, name)
-        ]
+        rows = catalog.raw_rows(catalog.input_rows(self._store, name))
         for first in range(0, len(rows), CALL_ROWS):
             step = rows[first : first + CALL_ROWS]
             known = self._ledger.lookup([row[0] for row in step])
@@ -170,7 +164,7 @@ class Canceller:
             yield from self._end(keys=[key for key in left if key not in self.held], rows=left)
             yield "on"
 
-    def _add(self, absent: Sequence[Row], *, inputs_seq: int) -> Iterator[Word]:
+    def _add(self, absent: Sequence[RawRow], *, inputs_seq: int) -> Iterator[Word]:
         while absent:
             try:
                 self._ledger.add(absent, inputs_seq=inputs_seq, cancelled=True)
@@ -179,7 +173,7 @@ class Canceller:
             else:
                 return
 
-    def _claim(self, row: Row, *, try_: int) -> Claim:
+    def _claim(self, row: RawRow, *, try_: int) -> Claim:
         return Claim(
             run=self._record.run,
             uid=self._record.uid,

@@ -18,7 +18,7 @@ import msgspec
 
 from common import manifests, names
 from common.errors import BackendError, StoreDamagedError
-from common.models import InputRow, Manifest, PartFile, Record, Seal
+from common.models import HexRow, InputRow, Manifest, PartFile, RawRow, Record, Seal
 from common.reader import parse_key_line
 from common.store import ObjectStore
 from common.store.frames import decompress
@@ -265,14 +265,21 @@ def sealed(store: ObjectStore, listing: InputsListing) -> bool:
     return msgspec.json.decode(data, type=Seal).sealed
 
 
-def input_rows(store: ObjectStore, name: str) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Read the prompts of one object: (key in hex, fingerprint in hex, JSON of `Prompt`)."""
+def input_rows(store: ObjectStore, name: str) -> Iterator[HexRow]:
+    """Read the prompts of one object."""
     return map(split_input_row, lines_of(fetch(store, name)))
 
 
-def all_inputs(
-    store: ObjectStore, listing: Iterable[str]
-) -> Iterator[tuple[str, list[tuple[bytes, bytes, bytes]]]]:
+def raw_rows(rows: Iterable[HexRow]) -> list[RawRow]:
+    """Give rows of `inputs/` as the queue takes them."""
+    return [(_unhex(key), _unhex(fingerprint), prompt) for key, fingerprint, prompt in rows]
+
+
+def _unhex(digits: bytes) -> bytes:
+    return bytes.fromhex(digits.decode())
+
+
+def all_inputs(store: ObjectStore, listing: Iterable[str]) -> Iterator[tuple[str, list[HexRow]]]:
     """Read objects of `inputs/` one after the other: (name, rows as `input_rows` gives them)."""
     for name, data in ahead(lambda name: fetch(store, name), listing):
         yield name, [split_input_row(line) for line in lines_of(data)]
@@ -285,8 +292,8 @@ def all_key_lines(
     return ahead(lambda manifest: key_lines(store, manifest), every)
 
 
-def split_input_row(line: bytes) -> tuple[bytes, bytes, bytes]:
-    """Cut an `InputRow` into key and fingerprint, both in hex, and the JSON of its prompt."""
+def split_input_row(line: bytes) -> HexRow:
+    """Cut an `InputRow`."""
     fp_ends = _FP_AT + 16
     if (
         line.startswith(_KEY_MARK)

@@ -15,7 +15,6 @@ Failures:
 
 import logging
 from collections import Counter
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -28,6 +27,7 @@ from common.models import Manifest, RunRecord
 from common.queue.maintenance import Facts, Maintenance, TurnLostError
 from common.reader import current_records
 from common.store import ObjectStore
+from common.utc import utc_now
 
 if TYPE_CHECKING:
     import redis
@@ -246,5 +246,5 @@ def _success(
         output_tokens=tally.output_tokens,
         manifests=len(every),
         inputs=listing.names,
-        written_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        written_at=utc_now(),
     )

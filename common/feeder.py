@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from common import catalog
 from common.crashpoints import reached
 from common.errors import HeadraceError
-from common.models import RunRecord
+from common.models import RawRow, RunRecord
 from common.queue.feed import FeedLostError, FeedTurn, Room
 from common.queue.ledger import CALL_ROWS
 from common.store import ObjectStore
@@ -36,9 +36,6 @@ STEP_ROWS = 20_000
 
 CALL_BYTES = 8 * 1024 * 1024
 FROM_START_AGAIN_S = 30.0
-
-Row = tuple[bytes, bytes, bytes]
-"""Key (16 bytes), fingerprint (8 bytes), JSON of a `Prompt`."""
 
 
 class Feeder:
@@ -68,7 +65,7 @@ class Feeder:
         # The object in hand: where it was looked for from, its sequence, its rows, and how many of
         # them are settled.
         self._start = self._seq = -1
-        self._rows: list[Row] = []
+        self._rows: list[RawRow] = []
         self._settled = 0
         self._through_s: float | None = None
 
@@ -138,10 +135,7 @@ class Feeder:
         self._through_s = None
         self._start, self._seq = start, catalog.inputs_seq(name)
         self._settled = 0
-        self._rows = [
-            (bytes.fromhex(key.decode()), bytes.fromhex(fingerprint.decode()), prompt)
-            for key, fingerprint, prompt in catalog.input_rows(self._store, name)
-        ]
+        self._rows = catalog.raw_rows(catalog.input_rows(self._store, name))
         return True
 
     def _find(self, start: int) -> str | None:
@@ -159,8 +153,8 @@ class Feeder:
             self._turn.advance(start, 0)
             self._through_s = None
 
-    def _next_batch(self) -> list[Row]:
-        batch: list[Row] = []
+    def _next_batch(self) -> list[RawRow]:
+        batch: list[RawRow] = []
         size_bytes = 0
         for row in self._rows[self._settled : self._settled + CALL_ROWS]:
             if batch and size_bytes + len(row[2]) > CALL_BYTES:

@@ -5,14 +5,12 @@ from collections.abc import Iterable
 
 from common import catalog
 from common.errors import RedisFullError
+from common.models import HexRow
 from common.queue.ledger import CALL_ROWS, Ledger
 from common.queue.maintenance import Maintenance
 from common.store import ObjectStore
 
 log = logging.getLogger(__name__)
-
-HexRow = tuple[bytes, bytes, bytes]
-"""Key and fingerprint, both in hex, and the JSON of a `Prompt`."""
 
 
 def add_missing(store: ObjectStore, ledger: Ledger, turn: Maintenance) -> tuple[int, int]:
@@ -38,7 +36,7 @@ def add_missing(store: ObjectStore, ledger: Ledger, turn: Maintenance) -> tuple[
             absent, differing = turn.compare([row[:2] for row in step])
             if absent and not full:
                 try:
-                    fresh = _raw(step[at] for at in absent)
+                    fresh = catalog.raw_rows(step[at] for at in absent)
                     added += ledger.add(fresh, inputs_seq=seq).added
                 except RedisFullError as error:
                     log.warning("%s", error)
@@ -55,18 +53,12 @@ def _replace(store: ObjectStore, ledger: Ledger, changed: dict[bytes, tuple[byte
         rows = catalog.input_rows(store, name)
         last = [row for row in rows if changed.get(row[0]) == (row[1], name)]
         for step in _steps(last):
-            reply = ledger.add(_raw(step), inputs_seq=catalog.inputs_seq(name), replace=True)
+            reply = ledger.add(
+                catalog.raw_rows(step), inputs_seq=catalog.inputs_seq(name), replace=True
+            )
             replaced += reply.replaced
     return replaced
 
 
 def _steps(rows: list[HexRow]) -> Iterable[list[HexRow]]:
     return (rows[first : first + CALL_ROWS] for first in range(0, len(rows), CALL_ROWS))
-
-
-def _raw(rows: Iterable[HexRow]) -> list[tuple[bytes, bytes, bytes]]:
-    return [(_unhex(key), _unhex(fingerprint), prompt) for key, fingerprint, prompt in rows]
-
-
-def _unhex(digits: bytes) -> bytes:
-    return bytes.fromhex(digits.decode())

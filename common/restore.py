@@ -37,10 +37,7 @@ def restore_bodies(store: ObjectStore, ledger: Ledger, missing: Collection[bytes
             break
         rows = [row for row in catalog.input_rows(store, name) if row[0] in wanted]
         for first in range(0, len(rows), CALL_ROWS):
-            step = [
-                (bytes.fromhex(key.decode()), bytes.fromhex(fingerprint.decode()), prompt)
-                for key, fingerprint, prompt in rows[first : first + CALL_ROWS]
-            ]
+            step = catalog.raw_rows(rows[first : first + CALL_ROWS])
             reply = ledger.add(step)
             restored += reply.restored
             other_text = {key.hex().encode() for key in reply.conflicts}

@@ -9,7 +9,6 @@ to the sinks, who will close it with exactly what the intent says.
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
@@ -20,6 +19,7 @@ from common.models import Manifest, Outcome, PartFile, Record, RunRecord, Usage
 from common.reader import key_line
 from common.store import ObjectStore
 from common.store.frames import compress, digest_name
+from common.utc import utc_now
 
 Listing = dict[tuple[int, int], list[str]]
 
@@ -66,7 +66,7 @@ def _close(
     manifest = adoption(store, record, partition, seq=seq, committed=committed)
     reached("reconcile.adopting")
     if manifest is None:
-        manifest = manifests.void(record.uid, partition, seq, written_at=_now())
+        manifest = manifests.void(record.uid, partition, seq, written_at=utc_now())
     return manifests.write(store, manifest)
 
 
@@ -217,7 +217,7 @@ def _manifest(
         cancelled=sum(r.outcome == "cancelled" for r in records),
         input_tokens=sum(r.input_tokens for r in completed),
         output_tokens=sum(r.output_tokens for r in completed),
-        written_at=_now(),
+        written_at=utc_now(),
     )
 
 
@@ -240,7 +240,3 @@ def _keys(store: ObjectStore, partition: int, seq: int, *, records: Sequence[Rec
     name = names.part_object(names.KEYS, partition, seq, digest, "tsv.zst")
     store.put_if_absent(name, data, rows_sha256=sha256)
     return PartFile(name=name, rows=len(lines), bytes=len(data), sha256=sha256)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -7,7 +7,6 @@ Failures:
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
@@ -19,6 +18,7 @@ from common.models import Seal
 from common.queue import Runs
 from common.store import ObjectStore, outer_retry
 from common.store.frames import compress, digest_name
+from common.utc import utc_now
 from producer.request import Say
 from producer.spool import SpooledPrompt
 
@@ -72,7 +72,7 @@ class Inputs:
             sealed=sealed,
             source=source,
             rows=rows,
-            ended_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            ended_at=utc_now(),
         )
         data = msgspec.json.encode(word)
         digest, short = digest_name(data)

@@ -12,7 +12,7 @@ import msgspec
 
 from common import catalog, connect
 from common.errors import StateLostError
-from common.models import RunRecord
+from common.models import RawRow, RunRecord
 from common.queue.ledger import CALL_ROWS, Ledger
 from common.queue.scripts import call
 from common.store import ObjectStore
@@ -41,8 +41,8 @@ class Failure(msgspec.Struct, frozen=True):
         return bytes.fromhex(self.key)
 
     @property
-    def item(self) -> tuple[bytes, bytes, bytes]:
-        """What the ledger takes: key, fingerprint, JSON of the `Prompt`."""
+    def item(self) -> RawRow:
+        """The prompt as the queue takes it."""
         return self.raw_key, bytes.fromhex(self.fingerprint), bytes(self.request)
 
     @property

@@ -5,7 +5,6 @@ call adopts, and two producers with two Redis cannot make two runs of one output
 """
 
 import uuid
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from common.models import Params, RunRecord
 from common.queue import Runs
 from common.queue.runs import refuse_change as refuse_other_record
 from common.store import ObjectStore, open_store, same_output
+from common.utc import utc_now
 from producer.mending import lost_output
 from producer.request import Asked
 
@@ -111,7 +111,7 @@ def new_record(run: str, asked: Asked, *, output: str, rows: int, version: str) 
         # Decoded once, since constraints hold at decoding only.
         params=msgspec.json.decode(msgspec.json.encode(params), type=Params),
         output=output,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_at=utc_now(),
         partitions=asked.partitions or 1,
         bits=names.ledger_bits(rows),
         endpoint_url=asked.endpoint_url,

@@ -1,9 +1,7 @@
 """Make what leaves a prompt's service beside completions: failures, finished turns."""
 
-import datetime as dt
-import time
-
 from common.models import Claim, KeptTurns, Result
+from common.utc import utc_now
 from workers.answers import Answer
 from workers.faults import Kind, Verdict
 from workers.holdings import Open
@@ -34,16 +32,7 @@ def failed(
         failed_at=utc_now(),
         turn=turn,
     )
-    return Result(
-        run=claim.run,
-        uid=claim.uid,
-        key=claim.key,
-        fingerprint=claim.fingerprint,
-        try_=claim.try_,
-        outcome="failed",
-        row=failure_row(claim, failure),
-        reason=verdict.reason,
-    )
+    return claim.ended("failed", failure_row(claim, failure), reason=verdict.reason)
 
 
 def kept_turns(claim: Claim, turns: bytes) -> KeptTurns:
@@ -63,10 +52,3 @@ def answer_of(verdict: Verdict) -> Answer:
     if verdict.answer is None:
         raise AssertionError("a completion has an answer")
     return verdict.answer
-
-
-def utc_now() -> str:
-    """Give the wall time as ISO 8601 in UTC, to the millisecond."""
-    seconds = time.time()
-    moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

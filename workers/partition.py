@@ -19,7 +19,6 @@ Failures:
 """
 
 import logging
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
 
 from common import manifests
@@ -36,6 +35,7 @@ from common.queue.sinklease import (
 )
 from common.store import ObjectStore
 from common.streams import BrokenEntry, read_entries
+from common.utc import utc_now
 from workers.batch import Batch, Limits, Place, build
 from workers.reading import Reader
 from workers.unstorable import unstorable
@@ -174,7 +174,7 @@ class PartitionSink:
             format=self._record.params.format,
         )
         try:
-            return build(entries, place, written_at=now())
+            return build(entries, place, written_at=utc_now())
         except Exception as error:
             # Whatever it is, it is in the entries: the count of tries finds which.
             raise BatchRefusedError(f"{type(error).__name__} while it was built") from error
@@ -214,7 +214,7 @@ class PartitionSink:
         self._void(intent, limit=NO_LIMIT)
 
     def _set_aside(self, broken: BrokenEntry) -> None:
-        replacement = unstorable(self._objects, self._record, broken, failed_at=now())
+        replacement = unstorable(self._objects, self._record, broken, failed_at=utc_now())
         log.error(
             "set aside entry %s of run %s partition %d, which cannot be stored: %s; %s",
             *(broken.entry_id, self._record.run, self._lease.partition, broken.why),
@@ -226,7 +226,7 @@ class PartitionSink:
         """Close a sequence without committing anything."""
         reached("sink.giving_up")
         manifest = manifests.void(
-            self._record.uid, self._lease.partition, intent.seq, written_at=now()
+            self._record.uid, self._lease.partition, intent.seq, written_at=utc_now()
         )
         stands = manifests.write(self._objects, manifest)
         reached("sink.void")
@@ -242,8 +242,3 @@ class PartitionSink:
         )
         self._lease.distrust(intent)
         raise PartitionLostError("unreconciled")
-
-
-def now() -> str:
-    """Give the time of day for people, as rows and manifests carry it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -12,13 +12,14 @@ import msgspec
 
 from common.errors import RedisUnusableError, ServerUnusableError
 from common.models import Params, Result, Turn
+from common.utc import utc_now
 from workers.answers import Answer
 from workers.clamp import clamped_request
 from workers.faults import AttemptError, Kind, ServerAnswer, Verdict, after_probe, classify, wait_s
 from workers.holdings import Open
 from workers.needs import Charger, Server, TurnStore
 from workers.oddities import Lately
-from workers.outcomes import answer_of, convicts, failed, kept_turns, poison, utc_now
+from workers.outcomes import answer_of, convicts, failed, kept_turns, poison
 from workers.requests import Request, build_request, read_prompt
 from workers.rids import Rids
 from workers.rows import MAX_ROW_BYTES, Completion, RowTooLargeError, completion_row
@@ -280,18 +281,8 @@ class _Serving:
         except RowTooLargeError as error:
             return self._too_large(error)
         usage = done.usage or answer.usage
-        return Result(
-            run=claim.run,
-            uid=claim.uid,
-            key=claim.key,
-            fingerprint=claim.fingerprint,
-            try_=claim.try_,
-            outcome="completed",
-            row=row,
-            input_tokens=usage.prompt_tokens,
-            output_tokens=usage.completion_tokens,
-            flags=done.flags,
-        )
+        tokens = usage.prompt_tokens, usage.completion_tokens
+        return claim.ended("completed", row, tokens=tokens, flags=done.flags)
 
     def _flags(self, flags: tuple[str, ...], answer: Answer) -> tuple[str, ...]:
         """Add to what an answer tells of itself what others and the server tell of it."""

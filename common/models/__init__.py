@@ -4,7 +4,7 @@ All are msgspec structs: decode at every border, since constraints hold at decod
 construction. `schema` numbers grow only by adding members.
 """
 
-from common.models.inputs import InputRow, Prompt, Seal
+from common.models.inputs import HexRow, InputRow, Prompt, RawRow, Seal
 from common.models.kinds import Endpoint, NonNegativeInt, Outcome, PositiveInt, State
 from common.models.queued import Claim, Entry, KeptTurns, Result
 from common.models.rows import Choice, CompletionRow, FailureRow, Turn, Usage
@@ -19,6 +19,7 @@ __all__ = [
     "Endpoint",
     "Entry",
     "FailureRow",
+    "HexRow",
     "InputRow",
     "KeptTurns",
     "Manifest",
@@ -28,6 +29,7 @@ __all__ = [
     "PartFile",
     "PositiveInt",
     "Prompt",
+    "RawRow",
     "Record",
     "Result",
     "RunRecord",

@@ -34,6 +34,13 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turns: NonNegativeInt = 0
 
 
+RawRow = tuple[bytes, bytes, bytes]
+"""An accepted prompt as the queue takes it: key (16 bytes), fingerprint (8), JSON of `Prompt`."""
+
+HexRow = tuple[bytes, bytes, bytes]
+"""The same as it stands in `inputs/`: key and fingerprint in hex."""
+
+
 class InputRow(msgspec.Struct, frozen=True, kw_only=True):
     """One line of an `inputs/` object: `{"key":…,"fp":…,"prompt":{…}}`.
 

@@ -28,6 +28,30 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     prompt: bytes
     turns: bytes = b""
 
+    def ended(
+        self,
+        outcome: Outcome,
+        row: bytes,
+        *,
+        reason: str = "",
+        tokens: tuple[int, int] = (0, 0),
+        flags: tuple[str, ...] = (),
+    ) -> "Result":
+        """Make the result that ends this prompt; `tokens` are those of prompt and completion."""
+        return Result(
+            run=self.run,
+            uid=self.uid,
+            key=self.key,
+            fingerprint=self.fingerprint,
+            try_=self.try_,
+            outcome=outcome,
+            row=row,
+            input_tokens=tokens[0],
+            output_tokens=tokens[1],
+            flags=flags,
+            reason=reason,
+        )
+
 
 class KeptTurns(msgspec.Struct, frozen=True, kw_only=True):
     """The finished turns of a prompt that is not finished, to be kept on its job.

@@ -9,7 +9,7 @@ from common import connect, names
 from common.errors import StateLostError
 from common.models import Claim, Result, RunRecord
 from common.queue.jobs import Jobs, read_claim
-from common.queue.ledger import AUDIT_KEYS, MOST_AUDIT_BUCKETS
+from common.queue.ledger import slice_buckets
 from common.queue.scripts import call
 
 if TYPE_CHECKING:
@@ -51,10 +51,9 @@ class Cancels:
 
     def slices(self) -> tuple[int, int]:
         """Give the number of ledger buckets, and how many make about a thousand keys."""
-        buckets = 1 << self._record.bits
         with connect.mapping_errors(self._client):
             total = int(self._client.hget(names.counts(self._record.run), "total") or 0)
-        return buckets, min(max(AUDIT_KEYS * buckets // max(total, 1), 1), MOST_AUDIT_BUCKETS)
+        return 1 << self._record.bits, slice_buckets(self._record.bits, total)
 
     def look(self, *, first: int = 0, buckets: int = 0, keys: Sequence[bytes] = ()) -> CancelLook:
         """Look at a slice of the ledger, and at some keys (16 bytes) besides."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from common import connect
-from common.models import RunRecord
+from common.models import RawRow, RunRecord
 from common.queue.ledger import job_timeout_s
 from common.queue.scripts import call
 
@@ -56,11 +56,11 @@ class FeedTurn:
             requests=int(reply[3]),
         )
 
-    def feed(self, rows: Sequence[tuple[bytes, bytes, bytes]], *, most: int) -> tuple[int, int]:
+    def feed(self, rows: Sequence[RawRow], *, most: int) -> tuple[int, int]:
         """Queue those of the rows that wait, in their order, while there is room.
 
         Args:
-            rows: At most about 1,000 of (key 16 bytes, fingerprint 8 bytes, JSON of `Prompt`).
+            rows: At most about 1,000.
             most: Feed no more than these.
 
         Returns:

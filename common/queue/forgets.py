@@ -7,7 +7,7 @@ import msgspec
 
 from common import connect, names
 from common.crashpoints import reached
-from common.queue.ledger import AUDIT_KEYS, MOST_AUDIT_BUCKETS
+from common.queue.ledger import slice_buckets
 from common.queue.scripts import call
 
 if TYPE_CHECKING:
@@ -93,9 +93,8 @@ class Forgets:
         Yields:
             Buckets that are through, and prompts that were in the last ones.
         """
-        buckets = 1 << left.bits
-        step = min(max(AUDIT_KEYS * buckets // max(total, 1), 1), MOST_AUDIT_BUCKETS)
-        for first in range(0, buckets, step):
+        step = slice_buckets(left.bits, total)
+        for first in range(0, 1 << left.bits, step):
             swept = int(self._call("sweep", first, step, left.bits))
             if swept:
                 reached("forget.swept")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from common import connect, names
 from common.errors import ConflictError, RedisFullError, StateLostError
-from common.models import Params, RunRecord
+from common.models import Params, RawRow, RunRecord
 from common.queue.records import AddReply, LedgerEntry
 from common.queue.scripts import call
 
@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 CALL_ROWS = 1_000
 """Prompts a call: a millisecond-scale script, so other clients never wait long."""
 
-AUDIT_KEYS = 1_000
-"""Keys that an audit looks at in one call, about."""
-
-MOST_AUDIT_BUCKETS = 512
+SLICE_KEYS = 1_000
+MOST_SLICE_BUCKETS = 512
 
 MOST_MISSING = 100_000
 """Keys that one audit reports: its caller's memory does not depend on the run's length."""
@@ -42,7 +40,7 @@ class Ledger:
 
     def add(
         self,
-        batch: Sequence[tuple[bytes, bytes, bytes]],
+        batch: Sequence[RawRow],
         *,
         inputs_seq: int = 0,
         retry: bool = False,
@@ -52,7 +50,7 @@ class Ledger:
         """Add and queue what is absent, in one atomic step; the same call again changes nothing.
 
         Args:
-            batch: At most about 1,000 of (key 16 bytes, fingerprint 8 bytes, JSON of `Prompt`).
+            batch: At most about 1,000.
             inputs_seq: Sequence of the object of `inputs/` that holds them, 0 when not known:
                 where those are fed from whose requests find no room now.
             retry: Failed and cancelled keys get a new try.
@@ -107,11 +105,10 @@ class Ledger:
         """
         relisted = 0
         missing: list[bytes] = []
-        buckets = 1 << self._record.bits
         with self._errors():
             total = int(self._client.hget(names.counts(self._record.run), "total") or 0)
-        step = min(max(AUDIT_KEYS * buckets // max(total, 1), 1), MOST_AUDIT_BUCKETS)
-        for first in range(0, buckets, step):
+        step = slice_buckets(self._record.bits, total)
+        for first in range(0, 1 << self._record.bits, step):
             with self._errors():
                 reply = call(
                     self._client, "audit", self._record.run, first, step, "1" if relist else ""
@@ -139,6 +136,16 @@ class Ledger:
 
     def _errors(self) -> AbstractContextManager[None]:
         return connect.mapping_errors(self._client, self._where)
+
+
+def slice_buckets(bits: int, total: int) -> int:
+    """Give how many buckets of a ledger one call may look through: those of about 1,000 keys.
+
+    Args:
+        bits: The ledger has 2 to the power of it buckets.
+        total: Keys in it, about.
+    """
+    return min(max(SLICE_KEYS * (1 << bits) // max(total, 1), 1), MOST_SLICE_BUCKETS)
 
 
 def request_timeout_s(params: Params) -> float:
