@@ -13,12 +13,10 @@ from common.queue import Groups, Runs, RunState
 from common.queue.ledger import request_timeout_s
 from common.queue.sinkview import sink_state
 from common.standing import Standing
+from common.streams import mark_bytes
 
 if TYPE_CHECKING:
     import redis
-
-MOST_STREAM_BYTES = 2 << 30
-"""Claims stop where the result streams hold more, or a quarter of what Redis may hold."""
 
 FULL_SHARE = 0.97
 
@@ -163,7 +161,7 @@ def _full(memory: Mapping[str, Any], *, stream_bytes: int, in_flight: int) -> st
     limit, used = int(memory.get("maxmemory", 0)), int(memory["used_memory"])
     if limit and used >= FULL_SHARE * limit:
         return f"Redis holds {used:,} of {limit:,} bytes (maxmemory): sinks make room, or raise it"
-    mark = min(MOST_STREAM_BYTES, limit // 4) if limit else MOST_STREAM_BYTES
+    mark = mark_bytes(limit)
     # Claims that have stopped go on at half of it.
     if stream_bytes > mark or (stream_bytes > mark / 2 and not in_flight):
         return (

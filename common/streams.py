@@ -24,6 +24,8 @@ LETTERS: dict[Outcome, str] = {word: letter.decode() for letter, word in OUTCOME
 LONGEST_ROW_BYTES = 64 << 20
 """A longer row is refused: common readers of JSON lines stop at about 16 MiB already."""
 
+MOST_WAITING_BYTES = 2 << 30
+
 STEP_ROWS = 500
 
 Fields = dict[bytes, bytes]
@@ -40,6 +42,15 @@ class BrokenEntry(msgspec.Struct, frozen=True, kw_only=True):
     entry_id: str
     why: str
     entry: Entry | None
+
+
+def mark_bytes(maxmemory: int) -> int:
+    """Give what all result streams may hold before claims stop (`stream_mark_bytes` in Lua too).
+
+    Args:
+        maxmemory: Bytes that Redis may use; 0 for no limit.
+    """
+    return min(MOST_WAITING_BYTES, maxmemory // 4) if maxmemory else MOST_WAITING_BYTES
 
 
 def read_entries(

@@ -14,6 +14,7 @@ from common.models import Claim, RunRecord
 from common.pins import difference, identity_of
 from common.queue import Runs
 from common.queue.runs import unknown_run
+from common.streams import mark_bytes
 from workers.loads import ServerIdentity
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
 SAY_S = 60.0
-DEFAULT_MARK_BYTES = 2 * 1024**3
 
 
 class Eligible:
@@ -54,7 +54,7 @@ class Eligible:
         self._fitting: list[str] = []
         self._read_at_s = float("-inf")
         self._said_s = float("-inf")
-        self._mark_bytes = DEFAULT_MARK_BYTES
+        self._mark_bytes = mark_bytes(0)
         self.wrong_model = ""
 
     @property
@@ -102,7 +102,7 @@ class Eligible:
         return {run: out[1] for run, out in told if out is not None and out[0] == identity}
 
     def stream_mark_bytes(self) -> int:
-        """Say how much the streams may hold before claims stop: 2 GiB, or a quarter of Redis."""
+        """Say how much the streams may hold before claims stop."""
         return self._mark_bytes
 
     def refresh(self) -> None:
@@ -116,7 +116,7 @@ class Eligible:
             limit = int(self._client.info("memory").get("maxmemory", 0))
         self._pinned = {name: pinned for name, (_, pinned) in found.items() if pinned is not None}
         self._records = {name: record for name, (record, _) in found.items()}
-        self._mark_bytes = min(DEFAULT_MARK_BYTES, limit // 4) if limit else DEFAULT_MARK_BYTES
+        self._mark_bytes = mark_bytes(limit)
         self._read_at_s = time.monotonic()
         self._say_unknown()
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from common import connect, names
-from common.models import Claim, KeptTurns, Outcome, Result
+from common.models import Claim, KeptTurns, Result
 from common.quality import FLAGS
 from common.queue.records import ClaimReply, SlotReply
 from common.queue.scripts import call
+from common.streams import LETTERS
 
 if TYPE_CHECKING:
     import redis
@@ -32,8 +33,6 @@ REAP_LIMIT = 1_000
 
 _TURNS = 10
 """Where a claim's finished turns stand, if there are any."""
-
-_OUTCOMES: dict[Outcome, str] = {"completed": "c", "failed": "f", "cancelled": "x"}
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -124,7 +123,7 @@ class Jobs:
                 result.key,
                 result.fingerprint,
                 result.try_,
-                _OUTCOMES[result.outcome],
+                LETTERS[result.outcome],
                 result.row,
                 result.input_tokens,
                 result.output_tokens,

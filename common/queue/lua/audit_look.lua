@@ -4,9 +4,8 @@
 --   many of them to pass over (those that an earlier call left).
 -- Returns {'unknown'} when the run is not there with this uid, {'recent'} (also of a cancelled run),
 --   else {'ok', unfinished keys (but those that wait in inputs/), listed, leased, parked, cancelled jobs
---   looked at, and left as they are
---   (in flight, or without their body), then those that are to end as cancelled:
---   {run, uid, key, fingerprint, try, attempts, deaths, lost, prompt}}.
+--   looked at, and left as they are (in flight, or without their body), then those that are to end as
+--   cancelled: {run, uid, key, fingerprint, try, attempts, deaths, lost, prompt}}.
 
 local run, uid, every_ms, most, skip = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]),
   tonumber(ARGV[5])

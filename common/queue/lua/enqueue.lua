@@ -8,8 +8,7 @@
 -- Beyond the run's window, and behind others that wait, a new prompt's request stays in inputs/ and is
 --   fed later (feed.lua); it counts as added and queued all the same.
 -- Returns {'unknown'} when the run is not there with this uid, {'cancelled'}, {'no_room'} when there are
---   new prompts
---   and too little of Redis' memory is left (nothing was added), else
+--   new prompts and too little of Redis' memory is left (nothing was added), else
 --   {'ok', added, queued, completed, failed, cancelled, restored, retried, replaced, conflicts...}
 --   conflicts: keys whose fingerprint differs; they are not touched.
 

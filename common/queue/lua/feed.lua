@@ -2,6 +2,7 @@
 -- lease with a random token; every step may be repeated.
 --
 -- ARGV: operation, run, uid, token, then the operation's own.
+-- Returns {'unknown'}, {'unreconciled'}, {'busy'} or {'lost'} (the turn ran out), or the operation's reply.
 -- `feed_from` is the sequence of the first object of inputs/ that may hold a waiting prompt. Prompts
 -- that came to wait since that was read last are told by `feed_dirty`: the least of their sequences.
 

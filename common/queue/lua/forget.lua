@@ -2,7 +2,7 @@
 -- the jobs, and the caller every other key. What the steps need stands in a key of its own meanwhile,
 -- since the run's hash goes first: from then on nobody claims, adds or finishes anything of it.
 --
--- ARGV: operation, run, then the operation's own.
+-- ARGV: operation, run, then the operation's own. Returns the operation's reply.
 
 begin_even_when_full()
 local operation, run = ARGV[1], ARGV[2]

@@ -84,7 +84,7 @@ local function begin_even_when_full()
   redis.call('DEL', RUNS .. ':none')
 end
 
--- What the result streams may hold before claims stop; `workers.eligible` says the same.
+-- What the result streams may hold before claims stop; `common.streams` says the same.
 local function stream_mark_bytes(limit_bytes) return math.min(2147483648, limit_bytes / 4) end
 
 -- The streams of all runs share one Redis, so their bytes are added up.

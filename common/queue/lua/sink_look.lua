@@ -3,9 +3,9 @@
 -- ARGV: run, uid, token of this sink, how long it counts as present (ms).
 -- Returns {'unknown'} when the run is not there with this uid, else
 --   {'ok', now (ms), reconciled, sealed, cancelled (1 or 0 each), total, completed, failed, cancelled,
---   stream bytes, prompts that wait in inputs/, sinks present, '1' if the streams
---   near what stops claims, signature of the last `_SUCCESS` or '', then for each partition:
---   entries, first entry's id or '', token or '', deadline (ms), last closed sequence}
+--   stream bytes, prompts that wait in inputs/, sinks present, '1' if the streams near what stops
+--   claims, signature of the last `_SUCCESS` or '', then for each partition: entries, first entry's id
+--   or '', token or '', deadline (ms), last closed sequence}
 
 begin_even_when_full()
 local run, uid, token, present_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
