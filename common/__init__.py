@@ -10,7 +10,9 @@ then acknowledge. What is in the store is what has happened; Redis can be rebuil
 Where things are:
 
     names models ids errors        pure: every name, record, identity and error there is
-    figures                        pure: rates, time left, the one status word
+    figures flow                   pure: rates, time left, the one status word; made from
+      standing group_figures       pure: what is known of a run, and of a worker group
+      snapshot                     which reads both from Redis
     advice quality                 pure: what somebody should do; when answers are odd
     pins                           pure: what the first server of a run pins
     news notify hooks              what is told of a run, once for all; to a command or an address
@@ -19,10 +21,15 @@ Where things are:
     streams                        result streams, read and acknowledged by one sink a partition
     store/                         S3 or a directory behind five calls
     catalog manifests reader       what the store holds, and the one function that says what counts
-    reconcile missing ending       bring Redis and the store together; the end test and _SUCCESS
-    cancelling                     end a run for good
+    reconcile reconcile_steps      bring Redis and the store together:
+      sequences overlap missing    close what is open, drop what is stored, add what is missing
+    restore feeder                 requests from `inputs/`: of lost jobs; beyond the window
+    ending emptied                 the end test and _SUCCESS; whether an output is the run's own
+    cancelling cancelled_row       end a run for good, and the record of each prompt that it ends
     program flags settings options the frame of both programs: commands loaded when called, flags
-                                   from the environment and headrace.toml, completion, help
+      help completion              from the environment and headrace.toml; `config` says which
+      config_command               setting holds
+    utc                            wall time as records keep it
     crashpoints                    where tests kill a process
 
 Decisions (2026-11-30):
@@ -47,7 +54,11 @@ Decisions (2026-11-30):
 * A hook is told by whoever sees the figures (a sink's progress, `producer watch`); what it was
   told stands in Redis, and who sets it tells it. So restarts and more sinks repeat nothing, and a
   death between the two loses one notification at most.
-
+* A run is cancelled by an object in the store, then in Redis; what is left of it ends prompt by
+  prompt through the same finish as a completion, so one that comes first stays. Rejected: emptying
+  the queue in one step, since every accepted prompt shall have a record.
+* A run's first server is pinned in Redis by its worker group and in the store by a sink; where a
+  rewound Redis has pinned another, the store's word counts.
 * A flag's variable and key are its own name, made when its command is loaded; no table lists them,
   so a new flag has both at once. A program checks the tables of its own commands in headrace.toml;
   the other's are checked by the other, since neither imports the other. Rejected: a variable for

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from common import catalog, connect, names
-from common.cancellation import cancelled_result
+from common.cancelled_row import cancelled_result
 from common.crashpoints import reached
 from common.errors import RedisFullError
 from common.models import Claim, RawRow, RunRecord

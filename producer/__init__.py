@@ -9,12 +9,21 @@ a prompt is its key.
                                reason
     spool repeats              the accepted prompts on disk; repeats and conflicts in bounded
                                memory
-    enqueue joining queueing   the two passes, the run's creation, inputs/ then queue
+    enqueue intake reading     pass 1: read, check, spool; the whole call is told in `enqueue`
+    joining mending            the run's creation; an output that has lost what Redis knows of
+    queueing adding accepted   pass 2: compare with the ledger, inputs/ then queue
+    request summary            what a call asks for, what came of it, and how it is told
     commands/                  one module a command; they parse, call, print
-    peek harmless              a few results to look at, in bounded reads; nothing acts on a screen
-    cancel forget retry        end a run for good; take it out of Redis; try its failures again
-    verify export status …     what a user asks; verify and export read the store alone
-    formats/                   one module a file format of export, with its readers' rules
+    locate options             where a run's output is; flags that several commands have
+    status view screen         how a run stands, and its figures for people
+    peek peek_view harmless    a few results to look at, in bounded reads; nothing acts on a screen
+    verify proof evidence      the proof, from the store alone: the one pass, lines to compare, the
+      judging findings         judgement over them, what was found wrong
+    export ordering outfile    one file of results, in an order, whole or not there
+      objects formats/         rows read one ahead; one module a format, with its readers' rules
+    retry failures resume      prompts that failed again; what Redis lost put back
+    cancel forget confirm      end a run for good; take it out of Redis; the question before
+    meter                      how far something long has come
 
 Samples (`--samples N`) are no parameter of the run: a row is read, checked and spooled once, and
 becomes N prompts when it is given out. So a larger N later adds what is missing, and a smaller one

@@ -17,7 +17,7 @@ from common.models import RunRecord
 from common.queue import Ledger, Runs
 from common.store import ObjectStore
 from producer.accepted import Inputs
-from producer.feeding import Feeder, Standing
+from producer.adding import Adder, Compared
 from producer.intake import Intake, place_rejects
 from producer.joining import Joined, find_run, make_run, new_record
 from producer.mending import queue_lost, remake
@@ -26,7 +26,7 @@ from producer.prompts.reader import STDIN
 from producer.prompts.rows import RowRules
 from producer.prompts.turns import unfit
 from producer.reading import read
-from producer.request import Asked, Fed, Outcome, Request, Say
+from producer.request import Asked, Outcome, Request, Say, Tally
 
 
 class Call:
@@ -62,10 +62,10 @@ class Call:
             rows=outcome.reading.prompts,
             version=request.version,
         )
-        feeder = self._feeder(record, intake)
-        standing = Standing(absent=intake.spool.prompts)
+        adder = self._adder(record, intake)
+        compared = Compared(absent=intake.spool.prompts)
         if joined.record is not None:
-            standing = self._compared(feeder, rows=intake.spool.prompts)
+            compared = self._compared(adder, rows=intake.spool.prompts)
         made = make_run(self._runs, joined.store, record, priority=request.priority or 0)
         reached("enqueue.created")
         if request.priority is not None:
@@ -74,13 +74,13 @@ class Call:
             self._runs.set_window(request.run, request.window)
         if made.uid != record.uid:
             # Another producer made the same run since we looked; all its prompts are the run's.
-            feeder = self._feeder(made, intake)
+            adder = self._adder(made, intake)
         inputs = Inputs(self._runs, joined.store, request.run, say=self._say)
-        self._feed(inputs, feeder, standing=standing, outcome=outcome, lost=bool(joined.lost))
+        self._add(inputs, adder, compared=compared, outcome=outcome, lost=bool(joined.lost))
         if self._given_back:
             # What the store gave back to this Redis counts as queued by this call.
-            outcome.fed.added += standing.queued
-            outcome.fed.queued -= standing.queued
+            outcome.tally.added += compared.queued
+            outcome.tally.queued -= compared.queued
         if outcome.reading.rejected:
             path = place_rejects(intake.rejected_path, request.files, run=request.run)
             outcome.rejects_file = str(path)
@@ -88,7 +88,7 @@ class Call:
         outcome.redis = self._url
         counts = self._runs.counts(request.run)
         outcome.total, outcome.unfed = counts.total, counts.unfed
-        self._judge(outcome, standing)
+        self._judge(outcome, compared)
         return outcome
 
     def _refuse_cancelled(self) -> None:
@@ -140,29 +140,29 @@ class Call:
         # The store knows of a cancellation that a new Redis had to be told.
         self._refuse_cancelled()
 
-    def _compared(self, feeder: Feeder, *, rows: int) -> Standing:
+    def _compared(self, adder: Adder, *, rows: int) -> Compared:
         with self._meter("comparing", rows) as bar:
-            standing = feeder.compare(bar)
-        if standing.conflicts and not self._request.accept_changes:
-            more = standing.conflicts - len(standing.differing)
+            compared = adder.compare(bar)
+        if compared.conflicts and not self._request.accept_changes:
+            more = compared.conflicts - len(compared.differing)
             raise ConflictError(
-                f"{standing.conflicts:,} prompts of run {self._request.run!r} have another text "
-                f"than before, so nothing was queued: {'; '.join(standing.differing)}"
+                f"{compared.conflicts:,} prompts of run {self._request.run!r} have another text "
+                f"than before, so nothing was queued: {'; '.join(compared.differing)}"
                 + (f"; and {more:,} more" if more else "")
                 + " - give another --run, or --accept-changes to replace what is not done yet"
             )
-        return standing
+        return compared
 
-    def _feeder(self, record: RunRecord, intake: Intake) -> Feeder:
+    def _adder(self, record: RunRecord, intake: Intake) -> Adder:
         ledger = Ledger(self._client, record, where=self._where)
-        return Feeder(intake.spool, ledger)
+        return Adder(intake.spool, ledger)
 
-    def _feed(
+    def _add(
         self,
         inputs: Inputs,
-        feeder: Feeder,
+        adder: Adder,
         *,
-        standing: Standing,
+        compared: Compared,
         outcome: Outcome,
         lost: bool,
     ) -> None:
@@ -170,60 +170,58 @@ class Call:
         request, run = self._request, self._request.run
         state = self._runs.state(run)
         sealed = state is not None and state.sealed
-        again = standing.failed + standing.cancelled if request.retry_failed else 0
-        revived = bool(lost or standing.absent or again or standing.replaceable)
-        outcome.fed = feeder.fed
-        if not (revived or standing.queued or request.keep_open) and sealed:
+        again = compared.failed + compared.cancelled if request.retry_failed else 0
+        revived = bool(lost or compared.absent or again or compared.replaceable)
+        outcome.tally = adder.tally
+        if not (revived or compared.queued or request.keep_open) and sealed:
             # A seal that says nothing new would only make a valid `_SUCCESS` void.
-            _count_only(feeder.fed, standing)
+            _count_only(adder.tally, compared)
             return
         source = _source(request.files)
         inputs.until_room(lambda: self._runs.open_producer(run, source, _about(request.files)))
         reached("enqueue.opened")
         if revived or request.keep_open:
             inputs.store.delete(names.SUCCESS)
-        if revived or standing.queued:
-            self._pass_two(feeder, inputs, rows=outcome.reading.prompts, rewrite=lost)
+        if revived or compared.queued:
+            self._pass_two(adder, inputs, rows=outcome.reading.prompts, rewrite=lost)
         else:
-            _count_only(feeder.fed, standing)
+            _count_only(adder.tally, compared)
         if lost:
-            self._queue_lost(feeder, inputs.store, outcome)
+            self._queue_lost(adder, inputs.store, outcome)
         if revived or request.keep_open or not sealed:
             inputs.seal(
-                outcome.reading.source, sealed=not request.keep_open, rows=feeder.fed.added
+                outcome.reading.source, sealed=not request.keep_open, rows=adder.tally.added
             )
             reached("enqueue.sealed")
         inputs.until_room(
             lambda: self._runs.close_producer(run, source, sealed=not request.keep_open)
         )
 
-    def _queue_lost(self, feeder: Feeder, store: ObjectStore, outcome: Outcome) -> None:
+    def _queue_lost(self, adder: Adder, store: ObjectStore, outcome: Outcome) -> None:
         """Queue again what had ended and lost its results, and count by what stands then."""
         record = self._runs.get(outcome.run)
         if record is None:
             raise StateLostError(f"Redis has lost run {outcome.run!r} meanwhile: call this again")
         report = queue_lost(self._client, store, record)
-        fed, stands = outcome.fed, feeder.again(outcome.reading.prompts, meter=self._meter)
-        ended = fed.completed + fed.failed + fed.cancelled
-        fed.completed, fed.failed = stands.completed, stands.failed
-        fed.cancelled = stands.cancelled
-        fed.lost = max(ended - fed.completed - fed.failed - fed.cancelled, 0)
-        fed.added += fed.lost
-        if fed.lost:
+        tally, stands = outcome.tally, adder.again(outcome.reading.prompts, meter=self._meter)
+        ended = tally.completed + tally.failed + tally.cancelled
+        tally.completed, tally.failed = stands.completed, stands.failed
+        tally.cancelled = stands.cancelled
+        tally.lost = max(ended - tally.completed - tally.failed - tally.cancelled, 0)
+        tally.added += tally.lost
+        if tally.lost:
             outcome.notes.append(
-                f"{store.url} had lost the results of {fed.lost:,} prompts that had ended: they "
+                f"{store.url} had lost the results of {tally.lost:,} prompts that had ended: they "
                 "are queued again"
             )
         if report.unaccepted:
             outcome.notes.append(unaccepted(store, record, report.unaccepted))
 
-    def _pass_two(
-        self, feeder: Feeder, inputs: Inputs, *, rows: int, rewrite: bool = False
-    ) -> None:
+    def _pass_two(self, adder: Adder, inputs: Inputs, *, rows: int, rewrite: bool = False) -> None:
         request = self._request
         try:
             with self._meter("queueing", rows) as bar:
-                feeder.feed(
+                adder.add(
                     inputs,
                     meter=bar,
                     retry=request.retry_failed,
@@ -234,18 +232,18 @@ class Call:
             if not self._runs.tombstoned(request.run):
                 raise
             raise ConflictError(
-                f"run {request.run!r} was forgotten while this call was feeding it"
+                f"run {request.run!r} was forgotten while this call was adding to it"
             ) from error
         except BaseException:
             self._say(
-                f"ended before the end: {feeder.fed.added:,} of {rows:,} prompts were added; "
+                f"ended before the end: {adder.tally.added:,} of {rows:,} prompts were added; "
                 "the same call again goes on"
             )
             raise
 
-    def _judge(self, outcome: Outcome, standing: Standing) -> None:
+    def _judge(self, outcome: Outcome, compared: Compared) -> None:
         """Say what people must know, and end with 1 where nothing is left but failures."""
-        fed, notes = outcome.fed, outcome.notes
+        tally, notes = outcome.tally, outcome.notes
         warning = persistence_warning(self._client)
         if warning:
             notes.append(warning)
@@ -261,23 +259,23 @@ class Call:
             )
         if self._request.keep_open:
             notes.append("more prompts are awaited: the run ends after a call without --keep-open")
-        if fed.kept:
-            more = ", …" if fed.kept > len(standing.kept) else ""
+        if tally.kept:
+            more = ", …" if tally.kept > len(compared.kept) else ""
             notes.append(
-                f"{fed.kept:,} changed prompts are ended and stay as they are, their new text "
-                f"needs a new run: {', '.join(standing.kept)}{more}"
+                f"{tally.kept:,} changed prompts are ended and stay as they are, their new text "
+                f"needs a new run: {', '.join(compared.kept)}{more}"
             )
-        ended = fed.failed + fed.cancelled
+        ended = tally.failed + tally.cancelled
         if ended and not self._request.retry_failed:
             notes.append(f"{ended:,} failed or were cancelled: --retry-failed tries them again")
-            if not fed.added + fed.queued + fed.retried + fed.replaced:
+            if not tally.added + tally.queued + tally.retried + tally.replaced:
                 outcome.exit_code = 1
 
 
-def _count_only(fed: Fed, standing: Standing) -> None:
-    fed.completed, fed.failed = standing.completed, standing.failed
-    fed.cancelled, fed.queued = standing.cancelled, standing.queued
-    fed.kept = standing.conflicts - standing.replaceable
+def _count_only(tally: Tally, compared: Compared) -> None:
+    tally.completed, tally.failed = compared.completed, compared.failed
+    tally.cancelled, tally.queued = compared.cancelled, compared.queued
+    tally.kept = compared.conflicts - compared.replaceable
 
 
 def _rules(rules: RowRules, asked: Asked, joined: Joined) -> RowRules:

@@ -64,7 +64,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
 
 
-class Fed(msgspec.Struct):
+class Tally(msgspec.Struct):
     """What pass 2 did; counts of prompts, named as in `common.queue.AddReply`.
 
     Attributes:
@@ -99,7 +99,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     run: str
     reading: Reading
     queued: bool = False
-    fed: Fed = msgspec.field(default_factory=Fed)
+    tally: Tally = msgspec.field(default_factory=Tally)
     total: int = 0
     unfed: int = 0
     rejects_file: str = ""

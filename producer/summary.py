@@ -20,7 +20,7 @@ _VARIABLES = ("HEADRACE_REDIS", "RQ_REDIS_URL")
 
 def as_json(outcome: Outcome) -> str:
     """Give the one object of `--json`; the last members only where something was to be queued."""
-    reading, fed = outcome.reading, outcome.fed
+    reading, tally = outcome.reading, outcome.tally
     told: dict[str, Any] = {
         "run": outcome.run,
         "source": reading.source,
@@ -36,16 +36,16 @@ def as_json(outcome: Outcome) -> str:
     }
     if outcome.queued:
         told |= {
-            "enqueued": fed.added,
-            "already_queued": fed.queued,
-            "already_done": fed.completed,
-            "already_failed": fed.failed,
-            "already_cancelled": fed.cancelled,
-            "restored": fed.restored,
-            "lost_results": fed.lost,
-            "retried": fed.retried,
-            "replaced": fed.replaced,
-            "unchanged": fed.kept,
+            "enqueued": tally.added,
+            "already_queued": tally.queued,
+            "already_done": tally.completed,
+            "already_failed": tally.failed,
+            "already_cancelled": tally.cancelled,
+            "restored": tally.restored,
+            "lost_results": tally.lost,
+            "retried": tally.retried,
+            "replaced": tally.replaced,
+            "unchanged": tally.kept,
             "total": outcome.total,
         }
     return msgspec.json.encode(told).decode()
@@ -154,18 +154,18 @@ def _read(outcome: Outcome) -> str:
 
 
 def _queued(outcome: Outcome) -> str:
-    fed = outcome.fed
+    tally = outcome.tally
     parts = [
         f"{count:,} {what}"
         for count, what in (
-            (fed.added, "queued now"),
-            (fed.retried, "tried again"),
-            (fed.replaced, "replaced"),
-            (fed.queued, "already queued"),
-            (fed.restored, "of these put back"),
-            (fed.completed, "already done"),
-            (fed.failed, "failed"),
-            (fed.cancelled, "cancelled"),
+            (tally.added, "queued now"),
+            (tally.retried, "tried again"),
+            (tally.replaced, "replaced"),
+            (tally.queued, "already queued"),
+            (tally.restored, "of these put back"),
+            (tally.completed, "already done"),
+            (tally.failed, "failed"),
+            (tally.cancelled, "cancelled"),
         )
         if count or what == "queued now"
     ]

@@ -8,15 +8,20 @@ way back. Its lease is renewed until it has left them all.
                serves
     engine     claims, slots, requests, results in one loop         pace     how fast to open, how
                much to hold
-    serve      one prompt: attempt after attempt, turn after turn
+    core holdings desk timing    what its parts share: borders, jobs, calls to Redis, how often
+    serve needs  one prompt: attempt after attempt, turn after turn; what that needs of others
     turns outcomes                                                  what it asks next, ends as
+    endings returns              where a job goes that leaves its slot
     finisher turnkeeper                                             results, turns to Redis
-    keeper     slots, leases, reaping, takeover                     watch    is the server there
+    keeper aborts lives          slots, leases, reaping, takeover   watch    is the server there
                and working
+    showing    figures to Redis                                     caretaker  what idle ones do
+    stopping stop_request        the two stages of a stop           processes  a child a group
     oddities noticing            answers that are nothing to train on, and who says so
-    sglang transport answers requests rows faults clamp token_ids   the wire, and whose fault it is
-    loads capacity probe                                            what a server says of itself
-    sink partition batch unstorable                                 from stream to store
+    sglang transport answers requests rows faults clamp token_ids tolerant
+                                                                    the wire, and whose fault it is
+    loads metrics_page capacity probe                               what a server says of itself
+    sink run_sink partition reading batch unstorable progress       from stream to store
     simulator/ a stand-in for SGLang at the socket
 
 When something fails:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from common import connect
-from common.cancellation import cancelled_result
+from common.cancelled_row import cancelled_result
 from common.errors import StateLostError
 from common.models import Claim, RunRecord
 from common.queue.jobs import Jobs, read_claim

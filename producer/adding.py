@@ -1,7 +1,7 @@
 """Compare spooled prompts with the ledger, and bring those that it lacks into store and queue.
 
     compare    read-only: every fingerprint, before anything is written
-    feed       for each ~20,000 prompts: the absent ones become one object of `inputs/`, THEN all
+    add        for each ~20,000 prompts: the absent ones become one object of `inputs/`, THEN all
                that is not completed is given to the ledger's script, 1,000 a call
 
 Failures:
@@ -26,7 +26,7 @@ from common.queue import AddReply, Ledger, LedgerEntry
 from producer.accepted import Inputs
 from producer.meter import Meter, MeterFor
 from producer.prompts.verdicts import shown
-from producer.request import Fed
+from producer.request import Tally
 from producer.spool import Spool, SpooledPrompt
 
 OBJECT_ROWS = 20_000
@@ -38,7 +38,7 @@ SHOWN_CONFLICTS = 20
 _decode_prompt = msgspec.json.Decoder(Prompt).decode
 
 
-class Standing(msgspec.Struct):
+class Compared(msgspec.Struct):
     """What the ledger holds of the spooled prompts; counts.
 
     Attributes:
@@ -69,7 +69,7 @@ class _Known(IntEnum):
     KEEP = 4
 
 
-class Feeder:
+class Adder:
     """Both passes over a spool that has ended, for one run.
 
     Args:
@@ -77,7 +77,7 @@ class Feeder:
         ledger: Of the run.
 
     Attributes:
-        fed: What pass 2 has done so far.
+        tally: What pass 2 has done so far.
     """
 
     def __init__(self, spool: Spool, ledger: Ledger) -> None:
@@ -85,24 +85,24 @@ class Feeder:
         self._ledger = ledger
         # A byte a prompt, in the spool's order; a run that was just made is not compared.
         self._known = bytearray()
-        self.fed = Fed()
+        self.tally = Tally()
 
-    def compare(self, meter: Meter) -> Standing:
+    def compare(self, meter: Meter) -> Compared:
         """Look every prompt up, and change nothing."""
-        standing = Standing(differing=[], kept=[])
+        compared = Compared(differing=[], kept=[])
         for batch in self._spool.batches():
             entries = self._ledger.lookup([prompt.key for prompt in batch])
             for prompt, entry in zip(batch, entries, strict=True):
-                self._known.append(_note_entry(prompt, entry, standing))
+                self._known.append(_note_entry(prompt, entry, compared))
             meter.show(len(self._known))
-        return standing
+        return compared
 
-    def again(self, rows: int, *, meter: MeterFor) -> Standing:
+    def again(self, rows: int, *, meter: MeterFor) -> Compared:
         """Look every prompt up once more, for its counts alone."""
         with meter("comparing", rows) as bar:
-            return Feeder(self._spool, self._ledger).compare(bar)
+            return Adder(self._spool, self._ledger).compare(bar)
 
-    def feed(
+    def add(
         self,
         inputs: Inputs,
         *,
@@ -130,7 +130,7 @@ class Feeder:
         written = {_Known.ABSENT, _Known.REPLACE}
         if rewrite:
             written |= {_Known.SEND, _Known.DONE}
-        with _OneAhead(self._ledger, inputs, self.fed, retry=retry, replace=replace) as calls:
+        with _OneAhead(self._ledger, inputs, self.tally, retry=retry, replace=replace) as calls:
             for group in self._groups():
                 known = self._known[seen : seen + len(group)] or bytes(len(group))
                 fresh = [
@@ -141,8 +141,8 @@ class Feeder:
                     seq = inputs.write(fresh)
                     reached("enqueue.inputs")
                 # All that is not completed may have lost its job, so it is sent again.
-                self.fed.completed += known.count(_Known.DONE)
-                self.fed.kept += known.count(_Known.KEEP)
+                self.tally.completed += known.count(_Known.DONE)
+                self.tally.kept += known.count(_Known.KEEP)
                 for batch in _sliced(group, known):
                     calls.send(batch, seq)
                     meter.show(seen + len(batch))
@@ -167,15 +167,15 @@ class _OneAhead:
     Args:
         ledger: Its calls run in a thread.
         inputs: Waits, in the caller's thread, where Redis is full.
-        fed: Takes the counts.
+        tally: Takes the counts.
     """
 
     def __init__(
-        self, ledger: Ledger, inputs: Inputs, fed: Fed, *, retry: bool, replace: bool
+        self, ledger: Ledger, inputs: Inputs, tally: Tally, *, retry: bool, replace: bool
     ) -> None:
         self._ledger = ledger
         self._inputs = inputs
-        self._fed = fed
+        self._tally = tally
         self._retry = retry
         self._replace = replace
         self._pool = ThreadPoolExecutor(1, "enqueue")
@@ -212,7 +212,7 @@ class _OneAhead:
         except RedisFullError:
             reply = self._inputs.until_room(self._add)
         self._reply = None
-        _note(reply, self._fed)
+        _note(reply, self._tally)
         reached("enqueue.queued")
         if reply.conflicts and not self._replace:
             raise _overtaken(self._batch, reply)
@@ -223,40 +223,40 @@ class _OneAhead:
         )
 
 
-def _note_entry(prompt: SpooledPrompt, entry: LedgerEntry | None, standing: Standing) -> _Known:
+def _note_entry(prompt: SpooledPrompt, entry: LedgerEntry | None, compared: Compared) -> _Known:
     """Count what the ledger holds of a prompt, and tell what pass 2 is to do with it."""
     if entry is None:
-        standing.absent += 1
+        compared.absent += 1
         return _Known.ABSENT
     if entry.fingerprint != prompt.fingerprint:
-        return _note_conflict(prompt, entry, standing)
+        return _note_conflict(prompt, entry, compared)
     if entry.state == "completed":
-        standing.completed += 1
+        compared.completed += 1
         return _Known.DONE
-    setattr(standing, entry.state, getattr(standing, entry.state) + 1)
+    setattr(compared, entry.state, getattr(compared, entry.state) + 1)
     return _Known.SEND
 
 
-def _note_conflict(prompt: SpooledPrompt, entry: LedgerEntry, standing: Standing) -> _Known:
-    standing.conflicts += 1
+def _note_conflict(prompt: SpooledPrompt, entry: LedgerEntry, compared: Compared) -> _Known:
+    compared.conflicts += 1
     replaceable = entry.state in {"queued", "failed"}
-    standing.replaceable += replaceable
-    for examples, wanted in ((standing.differing, True), (standing.kept, not replaceable)):
+    compared.replaceable += replaceable
+    for examples, wanted in ((compared.differing, True), (compared.kept, not replaceable)):
         if wanted and len(examples) < SHOWN_CONFLICTS:
             examples.append(f"{_named(prompt)} ({entry.state})")
     return _Known.REPLACE if replaceable else _Known.KEEP
 
 
-def _note(reply: AddReply, fed: Fed) -> None:
-    fed.added += reply.added
-    fed.queued += reply.queued
-    fed.completed += reply.completed
-    fed.failed += reply.failed
-    fed.cancelled += reply.cancelled
-    fed.restored += reply.restored
-    fed.retried += reply.retried
-    fed.replaced += reply.replaced
-    fed.kept += len(reply.conflicts)
+def _note(reply: AddReply, tally: Tally) -> None:
+    tally.added += reply.added
+    tally.queued += reply.queued
+    tally.completed += reply.completed
+    tally.failed += reply.failed
+    tally.cancelled += reply.cancelled
+    tally.restored += reply.restored
+    tally.retried += reply.retried
+    tally.replaced += reply.replaced
+    tally.kept += len(reply.conflicts)
 
 
 def _overtaken(batch: list[SpooledPrompt], reply: AddReply) -> ConflictError:
