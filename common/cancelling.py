@@ -118,12 +118,17 @@ class Canceller:
         while True:
             yield from self._ledger_pass()
             yield from self._inputs_pass()
+            was_held = bool(self.held)
             while self.held:
                 yield "held"
                 yield from self._end_keys(sorted(self.held))
             if self._cancels.close(len(self._covered)):
                 reached("cancel.closed")
                 return
+            if was_held and self.bare:
+                # One that was in flight has lost its request meanwhile: `inputs/` has it.
+                self._covered.clear()
+                continue
             # A key that came into the ledger after its slice was read, or one that cannot end.
             yield "held"
 

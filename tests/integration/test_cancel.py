@@ -422,3 +422,16 @@ def test_a_person_is_asked_and_may_say_no(
     assert f"cancel run {RUN} for good? 10 prompts waiting and 0 at the servers" in ended.stderr
     assert (world.store.get(names.CANCELLED) is None) == bool(code)
     assert ("nothing was changed" in ended.stderr) == bool(code)
+
+
+def test_a_request_that_was_removed_while_in_flight_ends_from_inputs(world: World) -> None:
+    claim(world, 2)
+    Cancels(world.client, world.record).mark()
+    canceller = Canceller(world.client, world.store, world.record)
+    assert canceller.step(limit_s=5) == "held"
+
+    world.client.delete(names.rq_job(world.key(0).hex()))
+    world.client.zadd(names.leases(RUN), {world.key(n).hex(): 1 for n in range(2)}, xx=True)
+
+    assert canceller.step(limit_s=5) == "done"
+    assert canceller.ended == 10
