@@ -23,6 +23,7 @@ from common.crashpoints import reached
 from common.errors import ConflictError, RedisFullError
 from common.models import Prompt
 from common.queue import AddReply, Ledger, LedgerEntry
+from common.queue.ledger import CALL_ROWS
 from producer.accepted import Inputs
 from producer.meter import Meter, MeterFor
 from producer.prompts.verdicts import shown
@@ -31,7 +32,6 @@ from producer.spool import Spool, SpooledPrompt
 
 OBJECT_ROWS = 20_000
 OBJECT_BYTES = 64 * 1024 * 1024
-CALL_ROWS = 1_000
 CALL_BYTES = 8 * 1024 * 1024
 SHOWN_CONFLICTS = 20
 

@@ -20,6 +20,7 @@ from common.crashpoints import reached
 from common.errors import ConflictError, StateLostError, UsageError
 from common.models import RunRecord
 from common.queue import Ledger, Runs
+from common.queue.ledger import CALL_ROWS
 from common.reconcile import reconcile
 from common.store import ObjectStore
 from producer.accepted import Inputs
@@ -177,7 +178,8 @@ class _Call:
         self._told.matched = dict(matched)
         restored = with_requests(self._store, bare)
         self._told.bare = len(bare) - len(restored)
-        self._queue(restored)
+        for first in range(0, len(restored), CALL_ROWS):
+            self._queue(restored[first : first + CALL_ROWS])
         if self._revoked and self._store.get(names.SUCCESS) is not None:
             # Written between the two, for the run as it was before.
             self._revoke()
