@@ -192,9 +192,7 @@ class Sink:
         except RedisUnusableError as error:
             self._say_redis(error)
             served.again_s = time.monotonic() + connect.jittered(2.0)
-        except (StoreUnusableError, BatchRefusedError) as error:
-            self._wait(name, served, error)
-        except HeadraceError as error:
+        except (HeadraceError, BatchRefusedError) as error:
             self._wait(name, served, error)
         else:
             served.failures = 0
