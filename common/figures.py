@@ -106,6 +106,7 @@ def progress(
         "mean_output_tokens": _rounded(flow.mean_tokens, 1),
         "sealed": standing.sealed,
         "priority": standing.priority,
+        "window": standing.window,
         "waits_behind": waits_behind(seen) or None,
         "limited_by": limited_by(seen),
         "unusable_sec": _rounded(seen.unusable_s, 1),

@@ -13,7 +13,9 @@ from common.store import ObjectStore
 log = logging.getLogger(__name__)
 
 
-def add_missing(store: ObjectStore, ledger: Ledger, turn: Maintenance) -> tuple[int, int]:
+def add_missing(
+    store: ObjectStore, ledger: Ledger, turn: Maintenance, *, cancelled: bool = False
+) -> tuple[int, int]:
     """Go through `inputs/` in its order; memory is that of one object.
 
     A prompt that was accepted again with another text (`--accept-changes`) stands in `inputs/`
@@ -23,6 +25,8 @@ def add_missing(store: ObjectStore, ledger: Ledger, turn: Maintenance) -> tuple[
     Redis has no room even for that, it stays in `inputs/`: the end test misses it then, and has
     this done again.
 
+    Of a cancelled run they are added alone, with their last text, and queued nowhere.
+
     Returns:
         How many were added, and how many took their last text.
     """
@@ -30,18 +34,21 @@ def add_missing(store: ObjectStore, ledger: Ledger, turn: Maintenance) -> tuple[
     full = False
     # Key -> fingerprint and object of its last row, only of keys whose rows differ somewhere.
     changed: dict[bytes, tuple[bytes, str]] = {}
-    for name, rows in catalog.all_inputs(store, catalog.list_inputs(store).rows):
+    objects = catalog.list_inputs(store).rows
+    # The last text is the one that comes first here, and nothing is replaced any more.
+    for name, rows in catalog.all_inputs(store, objects[::-1] if cancelled else objects):
         seq = catalog.inputs_seq(name)
         for step in _steps(rows):
             absent, differing = turn.compare([row[:2] for row in step])
             if absent and not full:
                 try:
                     fresh = catalog.raw_rows(step[at] for at in absent)
-                    added += ledger.add(fresh, inputs_seq=seq).added
+                    added += ledger.add(fresh, inputs_seq=seq, cancelled=cancelled).added
                 except RedisFullError as error:
                     log.warning("%s", error)
                     full = True
-            changed.update({step[at][0]: (step[at][1], name) for at in differing})
+            if not cancelled:
+                changed.update({step[at][0]: (step[at][1], name) for at in differing})
         if changed:
             changed.update({row[0]: (row[1], name) for row in rows if row[0] in changed})
     return added, _replace(store, ledger, changed)

@@ -9,8 +9,8 @@ repeated from the start after a death:
     teach    the ledger all manifests that this Redis does not have, by the reader function
     drop     stream entries whose (key, try) the store has, and all of a key it has completed
     bodies   failed jobs get their requests back, from the failure rows
-    inputs   accepted prompts that the ledger lacks are added and queued; not of a cancelled run,
-             whose unfinished prompts end as cancelled (`common.cancelling`)
+    inputs   accepted prompts that the ledger lacks are added and queued; of a cancelled run they
+             are added alone, to end as cancelled (`common.cancelling`)
     mark     sequences, seal, stored figures, and `reconciled`, in one script
 
 Finishes go on meanwhile: counters move only by the transitions that the scripts make, and entries
@@ -74,7 +74,11 @@ def reconcile(
 
 
 def adopt_run(
-    client: "redis.Redis", store: ObjectStore, record: RunRecord | None = None
+    client: "redis.Redis",
+    store: ObjectStore,
+    record: RunRecord | None = None,
+    *,
+    window: int | None = None,
 ) -> RunRecord:
     """Make a run that Redis lacks from the store, and reconcile it. Lifts its tombstone.
 
@@ -82,6 +86,7 @@ def adopt_run(
         client: From `common.connect`.
         store: The run's output, probed.
         record: What the caller knows of the run: another uid in the store is a conflict.
+        window: Most requests of it in Redis; None takes what its last progress told.
 
     Raises:
         StateLostError: The store has no run either.
@@ -95,7 +100,7 @@ def adopt_run(
     if record is not None:
         refuse_other_run(store, record)
     with connect.mapping_errors(client):
-        stands = _make(client, store, stored)
+        stands = _make(client, store, stored, window=window)
     if stands.uid != stored.uid:
         raise ConflictError(
             f"Redis has a run {stored.run!r} with uid {stands.uid}, {store.url} one with uid "
@@ -126,7 +131,9 @@ def refuse_other_run(store: ObjectStore, record: RunRecord) -> None:
         )
 
 
-def _make(client: "redis.Redis", store: ObjectStore, record: RunRecord) -> RunRecord:
+def _make(
+    client: "redis.Redis", store: ObjectStore, record: RunRecord, *, window: int | None
+) -> RunRecord:
     try:
         created_ms = int(datetime.fromisoformat(record.created_at).timestamp() * 1000)
     except ValueError as error:
@@ -142,6 +149,7 @@ def _make(client: "redis.Redis", store: ObjectStore, record: RunRecord) -> RunRe
             last.priority,
             "1" if is_cancelled(store) else "",
             store.get(names.PINNED) or b"",
+            window or last.window or "",
         ),
         *(part for counter in _remembered(last).items() for part in counter),
     )
@@ -165,6 +173,7 @@ class _Progress(msgspec.Struct):
     clamped: int = 0
     elapsed_hours: float = 0.0
     priority: int = 0
+    window: int | None = None
 
 
 def _last_progress(store: ObjectStore) -> _Progress:

@@ -92,11 +92,10 @@ class Steps:
         for manifest in unknown:
             self._give_bodies(manifest)
         reached("reconcile.bodies")
-        if not cancelled:
-            # What a cancelled run has left is not queued: `common.cancelling` ends it.
-            self._report.added, self._report.replaced = add_missing(
-                self._store, self._ledger, self._turn
-            )
+        # What a cancelled run has left counts, and is not queued: `common.cancelling` ends it.
+        self._report.added, self._report.replaced = add_missing(
+            self._store, self._ledger, self._turn, cancelled=cancelled
+        )
         reached("reconcile.inputs")
         self._mark(every)
         reached("reconcile.marked")

@@ -104,6 +104,7 @@ def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standin
         pinned=state.pinned,
         reasons=_reasons(counters),
         priority=state.priority,
+        window=state.window,
         sealed=state.sealed,
         proven=_is_for(ended or b"", counts),
         paused=state.paused,

@@ -17,6 +17,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         waits_behind: The run that is claimed from first, for people; empty when there is none.
         reasons: Why prompts failed, and how often; earlier tries of a retry count too.
         priority: Higher runs are claimed from first.
+        window: Most requests of it in Redis, None where nobody said.
         sealed: No more prompts will come.
         proven: `_SUCCESS` was written for the counters as they are now.
         paused: Why, None while it is not.
@@ -36,6 +37,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     waits_behind: str = ""
     reasons: dict[str, int] = {}
     priority: int = 0
+    window: int | None = None
     sealed: bool = True
     proven: bool = False
     paused: str | None = None

@@ -126,7 +126,7 @@ class Call:
             accepted = any(True for _ in store.list(names.INPUTS))
             # Another call may have made the run since we looked: then nothing was lost.
             unknown = self._runs.state(record.run) is None
-            adopt_run(self._client, store, record)
+            adopt_run(self._client, store, record, window=self._request.window)
             state = self._runs.state(record.run)
             # Without accepted prompts, or with another producer at work, the run is being made at
             # this moment and nothing was lost.

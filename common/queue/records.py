@@ -61,6 +61,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         open_producers: Source -> what is known of the producer that has begun and not ended.
         pinned: Identity of the model that the first server had, None before any.
         reconciled: Redis run_id for which Redis and the store were last brought together.
+        window: Most requests of it in Redis, None where nobody said.
         last_active_ms: Redis TIME of the last claim or finish, 0 before any.
     """
 
@@ -72,6 +73,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     pinned: dict[str, Any] | None
     reconciled: str | None
     priority: int
+    window: int | None
     created_ms: int
     last_active_ms: int
 

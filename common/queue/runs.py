@@ -110,6 +110,7 @@ class Runs:
             pinned=msgspec.json.decode(pinned) if pinned else None,
             reconciled=text["reconciled"].decode() if "reconciled" in text else None,
             priority=int(text.get("priority", 0)),
+            window=int(text["window"]) if "window" in text else None,
             created_ms=int(text.get("created_ms", 0)),
             last_active_ms=int(float(text.get("last_active_ms", 0))),
         )

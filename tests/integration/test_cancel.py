@@ -302,6 +302,24 @@ def test_a_wipe_of_redis_does_not_revive_the_run(world: World, ask: Ask) -> None
     assert outcomes(world) == {"completed": 3, "cancelled": 7}
 
 
+def test_a_cancelled_run_counts_what_is_left_of_it_before_a_sink_ends_that(
+    world: World, ask: Ask
+) -> None:
+    world.finish(range(3))
+    sink = run_sink(world, rows=3)
+    sink.step()
+    sink.release()
+    ask("cancel", RUN, "--yes", HEADRACE_CRASH_AT="cancel.marked")
+    world.client.flushall()
+
+    ask("resume", RUN, "--output", world.record.output)
+
+    status = ask("status", RUN, "--json")
+    counted = [status.told[name] for name in ("total", "completed", "queued", "in_flight")]
+    assert counted == [10, 3, 7, 0]
+    store_all(world)
+
+
 def test_cancel_finds_a_run_that_redis_has_lost(world: World, ask: Ask) -> None:
     world.client.flushall()
 

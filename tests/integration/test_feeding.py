@@ -262,7 +262,20 @@ def test_failed_prompts_do_not_fill_the_window(world: World) -> None:
     assert len(listed(world)) == 10
 
 
-def test_a_wiped_redis_gets_its_window_and_the_rest_waits(
+@pytest.mark.parametrize("told", ["by its progress", "by the caller"])
+def test_a_rebuild_brings_no_more_requests_than_the_window(world: World, told: str) -> None:
+    world.accept(30)
+    window = None if told == "by its progress" else 10
+    world.store.put(names.PROGRESS, msgspec.json.encode({"window": 10 if window is None else 7}))
+    world.client.flushall()
+
+    adopt_run(world.client, world.store, window=window)
+
+    assert counts(world).unfed == 20
+    assert sorted(end_all(world)) == list(range(30))
+
+
+def test_a_wiped_redis_without_word_of_a_window_holds_what_the_default_allows(
     world: World,
 ) -> None:
     world.accept(30)

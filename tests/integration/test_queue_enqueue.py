@@ -114,7 +114,7 @@ def test_replacing_takes_the_new_text_of_what_is_queued_or_failed(client: "redis
 
     reply = world.add(range(4), text="other", replace=True)
 
-    assert reply.replaced == 2
+    assert (reply.replaced, reply.retried) == (2, 0), "one prompt, one count"
     assert reply.conflicts == [world.key(0), world.key(2)]
     assert world.states() == {0: "completed/1", 1: "queued/2", 2: "cancelled/1", 3: "queued/1"}
     claims = world.claim(jobs).claims

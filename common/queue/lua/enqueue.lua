@@ -67,7 +67,6 @@ local function try_again(raw, hex, entry, fingerprint, prompt)
   redis.call('ZREM', rq_canceled(run), hex)
   redis.call('DEL', rq_job(hex))
   queue(hex, prompt)
-  n.retried = n.retried + 1
 end
 
 -- The ledger's place without the detour over hex digits, and one call for a key that is new: this is
@@ -119,6 +118,7 @@ for i = 6, #ARGV, 3 do
     end
   elseif may_retry and (entry.state == 'f' or entry.state == 'c') then
     try_again(raw, hex, entry, fingerprint, prompt)
+    n.retried = n.retried + 1
   else
     if entry.state == 'q' and redis.call('HEXISTS', rq_job(hex), 'request') == 0 then
       restore(hex, prompt)

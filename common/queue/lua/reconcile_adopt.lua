@@ -2,8 +2,8 @@
 -- nothing is claimed and no sink reads before the store's records are taught.
 --
 -- ARGV: run, uid, record (JSON), bits, partitions, created (ms), claim order, priority, cancelled
---   ('1' or ''), identity of the pinned model (JSON or ''), then pairs: counter, value, of what only
---   progress.json remembers.
+--   ('1' or ''), identity of the pinned model (JSON or ''), window (or ''), then pairs: counter, value,
+--   of what only progress.json remembers.
 -- Returns {'ok', record that stands now}, or {'forgetting'} while a run of that name is forgotten.
 
 local run = ARGV[1]
@@ -14,7 +14,8 @@ redis.call('HSET', run_key(run), 'uid', ARGV[2], 'record', ARGV[3], 'bits', ARGV
   'partitions', ARGV[5], 'priority', ARGV[8], 'created_ms', ARGV[6])
 if ARGV[9] ~= '' then redis.call('HSET', run_key(run), 'cancelled', ARGV[9]) end
 if ARGV[10] ~= '' then redis.call('HSET', run_key(run), 'pinned', ARGV[10]) end
-for i = 11, #ARGV, 2 do redis.call('HSET', counts_key(run), ARGV[i], ARGV[i + 1]) end
+if ARGV[11] ~= '' then redis.call('HSET', run_key(run), 'window', ARGV[11]) end
+for i = 12, #ARGV, 2 do redis.call('HSET', counts_key(run), ARGV[i], ARGV[i + 1]) end
 redis.call('DEL', tombstone_key(run))
 redis.call('ZADD', RUNS, ARGV[7], run)
 redis.call('SADD', RQ_QUEUES, rq_queue(run))
