@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.support import measured
 from tests.support.fleet import Fleet
 from tests.support.producer_cli import environment, producer
 from tests.support.redis_server import RedisServer
@@ -123,20 +123,9 @@ def test_b21_an_image_that_is_too_large_for_the_server_fails_once(tmp_path: Path
 def peak_mb(*arguments: str | Path, cwd: Path, stdin: Path | None = None) -> tuple[int, Any]:
     """Run a producer command; its memory at most, and what it told."""
     with (stdin or Path(os.devnull)).open("rb") as source:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "producer", *map(str, arguments)],
-            cwd=cwd,
-            env=environment(),
-            stdin=source,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        with process:
-            assert process.stdout is not None
-            out = process.stdout.read()
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-    return usage.ru_maxrss // 1024, json.loads(out)
+        command = [sys.executable, "-m", "producer", *map(str, arguments)]
+        cost = measured.run(command, cwd=cwd, env=environment(), stdin=source)
+    return cost.peak_bytes >> 20, json.loads(cost.out)
 
 
 def many_rows(path: Path, form: str) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from common.models import Entry, Params, Prompt, RunRecord, Seal
 from common.store import ObjectStore, open_store
 from common.store.directory import DirectoryStore
 from common.store.frames import compress, digest_name
-from tests.support.producer_cli import producer, running
+from tests.support import measured
+from tests.support.producer_cli import environment, producer
 from tests.support.redis_server import RedisServer
 from tests.support.run_world import RUN as WORLD_RUN
 from tests.support.run_world import World
@@ -44,8 +46,8 @@ def test_b55_a_run_of_which_nearly_all_is_done_is_ready_soon(
         lines.writelines(b'{"id":%d,"prompt":"say %d"}\n' % (n, n) for n in range(ROWS))
     flags = ["--output", "out", "--max-tokens", "8", "--json", "--redis", server.url]
 
-    lost, cost = measured(server, "enqueue", file, *flags, cwd=tmp_path)
-    again, cost_again = measured(server, "enqueue", file, *flags, cwd=tmp_path)
+    lost, cost = cost_of(server, "enqueue", file, *flags, cwd=tmp_path)
+    again, cost_again = cost_of(server, "enqueue", file, *flags, cwd=tmp_path)
 
     assert (lost["enqueued"], lost["already_done"]) == (left, ROWS - left)
     assert (again["already_queued"], again["already_done"]) == (left, ROWS - left)
@@ -65,27 +67,21 @@ class Cost(msgspec.Struct):
     round_trips: int
 
 
-def measured(
-    server: RedisServer, *arguments: str | Path, cwd: Path
-) -> tuple[dict[str, Any], Cost]:
+def cost_of(server: RedisServer, *arguments: str | Path, cwd: Path) -> tuple[dict[str, Any], Cost]:
     """Run a producer command; give its JSON and its cost."""
     client = server.client()
     before, cpu = client.info("stats"), client.info("cpu")
-    with running(*arguments, cwd=cwd) as process:
-        assert process.stdout is not None
-        out = process.stdout.read()
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0, process.stderr and process.stderr.read().decode()
+    command = [sys.executable, "-m", "producer", *map(str, arguments)]
+    done = measured.run(command, cwd=cwd, env=environment())
     after, cpu_after = client.info("stats"), client.info("cpu")
     client.close()
     spent_s = sum(cpu_after[name] - cpu[name] for name in ("used_cpu_user", "used_cpu_sys"))
     cost = Cost(
-        cpu_s=used.ru_utime + used.ru_stime + spent_s,
-        rss_bytes=used.ru_maxrss * 1024,
+        cpu_s=done.cpu_s + spent_s,
+        rss_bytes=done.peak_bytes,
         round_trips=after["total_writes_processed"] - before["total_writes_processed"],
     )
-    return json.loads(out), cost
+    return json.loads(done.out), cost
 
 
 def make_store(store: ObjectStore, *, rows: int, done: int) -> None:

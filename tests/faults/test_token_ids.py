@@ -105,7 +105,7 @@ def test_a_version_without_them_gets_no_job_and_the_reason_names_it(tmp_path: Pa
         fleet.wait(lambda: fleet.counts("ids").completed == 1, "the run of token ids")
         assert fleet.counts(RUN).queued == 2
         # And says so of the run that it leaves out, though it is at work for others.
-        assert figures(fleet, "gpu0").state == "ready"
+        wait_state(fleet, "ready")
         told = status(fleet)
         assert told["status"] == "wrong_model"
         assert "gets no job of run job: it keeps token ids, and SGLang 0.5.12.post1" in (
