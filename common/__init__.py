@@ -54,9 +54,6 @@ Decisions (2026-11-30):
 * A hook is told by whoever sees the figures (a sink's progress, `producer watch`); what it was
   told stands in Redis, and who sets it tells it. So restarts and more sinks repeat nothing, and a
   death between the two loses one notification at most.
-* A run is cancelled by an object in the store, then in Redis; what is left of it ends prompt by
-  prompt through the same finish as a completion, so one that comes first stays. Rejected: emptying
-  the queue in one step, since every accepted prompt shall have a record.
 * A run's first server is pinned in Redis by its worker group and in the store by a sink; where a
   rewound Redis has pinned another, the store's word counts.
 * A flag's variable and key are its own name, made when its command is loaded; no table lists them,
