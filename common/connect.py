@@ -24,9 +24,6 @@ CONNECT_TIMEOUT_S = 5.0
 CHECK_TIMEOUT_S = 5.0
 """What the first call of a command gets: people wait for it."""
 
-LONGEST_BLOCK_MS = 5_000
-"""No blocking read may ask for longer: it must end well before SOCKET_TIMEOUT_S."""
-
 MINIMUM_VERSION = (6, 2)
 
 REDIS_ERRORS = (redis.RedisError, OSError)

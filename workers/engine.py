@@ -196,8 +196,7 @@ class Engine:
             raise AssertionError("nothing is spawned before run")
         return self._tasks.create_task(work)
 
-    # --- claiming
-    # ---------------------------------------------------------------------------------
+    # --- claiming ---
 
     async def _claim(self) -> None:
         while not self.stop.asked.is_set():
@@ -245,8 +244,7 @@ class Engine:
             lease_ms=self._core.options.timing.lease_ms,
         )
 
-    # --- requests
-    # ---------------------------------------------------------------------------------
+    # --- requests ---
 
     async def _open_ready(self) -> None:
         while True:

@@ -58,8 +58,7 @@ def generate(key: str) -> None:
 
     Raises:
         RuntimeError: Always: a stock RQ worker has no server to send the prompt to. RQ marks the
-        job
-            failed, and Headrace's audit puts it back.
+            job failed, and Headrace's audit puts it back.
     """
     raise RuntimeError(
         f"job {key} is a Headrace prompt: serve its queue with `workers start --gpu N` "

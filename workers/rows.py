@@ -90,7 +90,6 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         server: The server's URL, empty when none was asked.
         attempts: Attempts of this try, the last one included.
         failed_at: Wall time, ISO 8601 in UTC.
-        outcome: failed or cancelled.
         turn: Which of several turns failed, from 1.
     """
 
@@ -100,7 +99,6 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     server: str = ""
     attempts: int
     failed_at: str
-    outcome: Literal["failed", "cancelled"] = "failed"
     turn: int | None = None
 
 
@@ -174,7 +172,7 @@ def completion_row(claim: Claim, prompt: RawPrompt, done: Completion) -> bytes:
 
 
 def failure_row(claim: Claim, failure: Failure) -> bytes:
-    """Write a failure or a cancellation; the row holds the whole request.
+    """Write a failure; the row holds the whole request.
 
     Args:
         claim: Whose prompt it is. A prompt that cannot be read gets the id null, line 0, and its
@@ -191,8 +189,7 @@ def failure_row(claim: Claim, failure: Failure) -> bytes:
         request = _encode(claim.prompt.decode("utf-8", "replace"))
     return _one_line(b"".join((
         _head(claim, prompt),
-        b',"outcome":"', failure.outcome.encode(),
-        b'","reason":', _encode(failure.reason),
+        b',"outcome":"failed","reason":', _encode(failure.reason),
         b',"status":', _encode(failure.status),
         b',"message":', _encode(failure.message[:MESSAGE_CHARS]),
         b',"server":', _quoted(failure.server),

@@ -13,9 +13,6 @@ from common.queue.scripts import call
 if TYPE_CHECKING:
     import redis
 
-DEFAULT_WINDOW = 1_000_000
-"""Most requests of a run in Redis, unless `producer enqueue --window` says otherwise."""
-
 
 class FeedLostError(Exception):
     """This process may not feed any more: another does, Redis restarted, or the run has gone."""

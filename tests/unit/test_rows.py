@@ -323,15 +323,6 @@ def test_a_failure_holds_the_whole_request_and_the_reason() -> None:
     assert (row.line, row.source, row.sample) == (7, "prompts.jsonl", 3)
 
 
-def test_a_cancellation_is_a_failure_of_that_outcome() -> None:
-    cancelled = failure(
-        outcome="cancelled", reason="cancelled", status=None, message="", server=""
-    )
-    row = read_failure(failure_row(claim_of(prompt_json({"messages": []})), cancelled))
-
-    assert (row.outcome, row.status, row.server) == ("cancelled", None, "")
-
-
 def test_a_long_message_is_cut() -> None:
     row = failure_row(claim_of(prompt_json({"messages": []})), failure(message="é" * 5000))
 

@@ -125,7 +125,7 @@ local MOST_REQUESTS, MOST_LEDGER, MOST_FED = 0.8, 0.9, 1
 
 -- How many requests the run may still bring into Redis, its window, and how many wait for that.
 -- Failed ones do not count, though Redis keeps them: a run must not end because many failed.
-local DEFAULT_WINDOW = 1000000 -- common.queue.feed.DEFAULT_WINDOW
+local DEFAULT_WINDOW = 1000000 -- as the help of `producer enqueue --window` says
 
 local function window_room(run)
   local c = redis.call('HMGET', counts_key(run), 'total', 'completed', 'failed', 'cancelled', 'unfed')
