@@ -9,6 +9,7 @@ import msgspec
 
 from common import names
 from common.address import resolve_redis
+from common.advice import count_of
 from common.connect import connect, persistence_warning, public_address
 from common.crashpoints import reached
 from common.emptied import unaccepted
@@ -253,9 +254,10 @@ class Call:
                 f"the run is paused ({state.paused}): `producer resume {outcome.run}` lifts it"
             )
         if outcome.unfed:
+            wait = "waits" if outcome.unfed == 1 else "wait"
             notes.append(
-                f"{outcome.unfed:,} prompts wait in the output until others have ended (--window, "
-                "or Redis' memory): sinks feed them, nothing need be done"
+                f"{count_of(outcome.unfed, 'prompt')} {wait} in the output until others have "
+                "ended (--window, or Redis' memory): sinks feed them, nothing need be done"
             )
         if self._request.keep_open:
             notes.append("more prompts are awaited: the run ends after a call without --keep-open")

@@ -66,13 +66,16 @@ def as_text(outcome: Outcome) -> list[str]:
     return [*lines, *outcome.notes]
 
 
-def next_lines(outcome: Outcome, given: str | None, pilot: Sequence[str] = ()) -> list[str]:
+def next_lines(
+    outcome: Outcome, given: str | None, pilot: Sequence[str] = (), *, limit_from: str = ""
+) -> list[str]:
     """Give the lines to type next; an address with a password is named by its variable.
 
     Args:
         outcome: Of a call that queued.
         given: The address as a flag gave it, None for the default.
         pilot: The arguments of a call that took the first rows alone, `enqueue` and all.
+        limit_from: The variable or key that says so, where no flag does.
     """
     url = shown_url(outcome.redis)
     # embedded:DIR is an address for us, and a socket for RQ's tools.
@@ -82,13 +85,13 @@ def next_lines(outcome: Outcome, given: str | None, pilot: Sequence[str] = ()) -
         f"workers start --gpu 0 --redis {ours}",
         f"workers sink --redis {ours}",
         f"producer status {outcome.run} --redis {ours}",
-        *_how_to_go_on(outcome.run, ours, pilot),
+        *_how_to_go_on(outcome.run, ours, pilot, limit_from=limit_from),
         f"rq info -u {url} {outcome.run}",
         *_how_to_stop(given),
     ]
 
 
-def _how_to_go_on(run: str, redis: str, pilot: Sequence[str]) -> list[str]:
+def _how_to_go_on(run: str, redis: str, pilot: Sequence[str], *, limit_from: str) -> list[str]:
     """Look at the pilot's answers, then the same command for all rows."""
     if not pilot:
         return []
@@ -101,9 +104,10 @@ def _how_to_go_on(run: str, redis: str, pilot: Sequence[str]) -> list[str]:
             words.append(shlex.quote(word))
         elif not equals and word in _WITH_VALUE:
             next(left, "")
+    then = f"without {limit_from} the rest" if limit_from else "then the rest"
     return [
         f"producer peek {run} --redis {redis}  # look at some answers first",
-        f"producer {' '.join(words)} --redis {redis}  # then the rest: nothing is asked twice",
+        f"producer {' '.join(words)} --redis {redis}  # {then}: nothing is asked twice",
     ]
 
 

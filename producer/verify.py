@@ -180,15 +180,15 @@ def notes(verdict: Verdict) -> Iterator[str]:
     if verdict.proven and not proof.success and not proof.cancelled:
         yield "there is no _SUCCESS yet: a sink or worker group writes it when the run has ended"
     if proof.tally.superseded:
-        yield f"{proof.tally.superseded:,} earlier results were superseded by a later try"
+        yield f"{count_of(proof.tally.superseded, 'earlier result')} superseded by a later try"
     if proof.tally.changed:
         yield f"{proof.tally.changed:,} answers are to a text that was replaced afterwards"
     if proof.voids:
-        yield f"{proof.voids:,} sequences were given up (void)"
+        yield f"{count_of(proof.voids, 'sequence')} given up (void)"
     if proof.strays:
-        yield f"{proof.strays:,} objects that no manifest names are there; readers skip them"
+        yield f"{count_of(proof.strays, 'object')} that no manifest names; readers skip them"
     if verdict.file is not None and verdict.file.rejected:
-        yield f"{verdict.file.rejected:,} rows of {verdict.file.source} cannot be used"
+        yield f"{count_of(verdict.file.rejected, 'row')} of {verdict.file.source} cannot be used"
 
 
 def as_json(verdict: Verdict) -> Iterator[bytes]:

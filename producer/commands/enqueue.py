@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from common.errors import UsageError
+from common.flags import options_of, origin
 from common.help import Sectioned
 from common.options import REDIS
 from producer.enqueue import enqueue
@@ -241,9 +242,15 @@ def command(**flags: Any) -> int:
     elif outcome.queued:
         click.echo("next:", err=True)
         pilot = sys.argv[1:] if request.limit else ()
-        for line in next_lines(outcome, request.redis, pilot):
+        for line in next_lines(outcome, request.redis, pilot, limit_from=_limit_from()):
             click.echo(f"  {line}", err=True)
     return outcome.exit_code
+
+
+def _limit_from() -> str:
+    """Say where --limit was set; "" where it was typed, and is left out by not typing it."""
+    ctx = click.get_current_context()
+    return origin(ctx, options_of(ctx.command).get("limit"))
 
 
 def _asked(flags: dict[str, Any], run: str) -> Asked:

@@ -569,6 +569,23 @@ def test_after_a_pilot_the_next_lines_look_at_it_and_go_on(
     assert "producer peek" not in rest.err
 
 
+def test_a_pilot_whose_limit_is_a_setting_says_which_setting_to_take_out(
+    tmp_path: Path, valkey: RedisServer
+) -> None:
+    (tmp_path / "p.jsonl").write_text(numbered(1, 2))
+    (tmp_path / "headrace.toml").write_text("[producer.enqueue]\nlimit = 1\n")
+    arguments = ("enqueue", "p.jsonl", "--output", "out", "--max-tokens", "5")
+
+    by_file = producer(*arguments, "--redis", valkey.url, cwd=tmp_path)
+    by_variable = producer(
+        *arguments, "--redis", valkey.url, cwd=tmp_path, env={"HEADRACE_LIMIT": "1"}
+    )
+
+    place = "headrace.toml, [producer.enqueue] limit"
+    assert f"# without {place} the rest: nothing is asked twice" in by_file.err
+    assert "# without HEADRACE_LIMIT the rest: nothing is asked twice" in by_variable.err
+
+
 def test_the_line_that_goes_on_after_a_pilot_holds_no_password(
     tmp_path: Path, valkey: RedisServer, redis_client: "redis.Redis"
 ) -> None:
