@@ -113,7 +113,6 @@ def warnings(seen: Seen) -> list[str]:
             f"enqueue again ends one that died, `producer resume {seen.run} --seal` closes them "
             "all"
         )
-    told += _of_answers(seen)
     if standing.sinks == 0 and seen.status not in {*_OVER, "state_lost"}:
         waiting = seen.counts.stream_entries
         waits = f", {count_of(waiting, 'result')} in Redis" if waiting else ""
@@ -123,6 +122,8 @@ def warnings(seen: Seen) -> list[str]:
     elif limited_by(seen) == "sink" and not standing.s3_error:
         waits = count_of(seen.counts.stream_entries, "result")
         told.append(f"{waits} not yet in the store: `workers sink` stores and proves them")
+    # Last, because what holds the run back is the more urgent.
+    told += _of_answers(seen)
     return told
 
 
@@ -155,6 +156,8 @@ def _of_servers(seen: Seen) -> list[str]:
         odd = [group for group in odd if group.model == seen.standing.model]
     if seen.status not in _OVER and odd:
         return sorted({_misfit(seen, group) for group in odd})
+    if seen.status == "waiting_for_workers":
+        return ["no worker group serves it: `workers start --gpu 0-7` does, beside the servers"]
     if seen.status != "waiting_for_server":
         return []
     told = sorted({f"{group.group}: {group.detail}" for group in seen.groups if group.detail})

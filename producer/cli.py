@@ -91,7 +91,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         show(error)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("producer: interrupted", err=True)
+        click.echo(
+            "producer: interrupted: what is done stays, and the same call again does the rest",
+            err=True,
+        )
         return INTERRUPTED
     return result if isinstance(result, int) else 0
 

@@ -199,9 +199,11 @@ class Transport:
     def _gone(self, what: str, error: BaseException, *, reached: bool = False) -> ServerGoneError:
         # The type alone: a parser's message may quote the answer.
         cause = error.__cause__ or error
+        unreached = isinstance(cause, _UNREACHED)
+        told = "cannot be reached; is it running?" if unreached else what
         return ServerGoneError(
-            f"the server at {self.url} {what} ({type(cause).__name__})",
-            reached=reached or not isinstance(cause, _UNREACHED),
+            f"the server at {self.url} {told} ({type(cause).__name__})",
+            reached=reached or not unreached,
         )
 
 

@@ -151,7 +151,8 @@ class ServerWatch:
             if self._open and self._stalled():
                 # Connections of a dead machine may stay open for hours.
                 on_hang()
-            self._say(f"waiting for the server at {self._client.url}: {self.detail}")
+            detail = self.detail.removeprefix(f"the server at {self._client.url} ")
+            self._say(f"waiting for the server at {self._client.url}: {detail}")
             self._check_start_limit()
             await asyncio.sleep(
                 timing.faulty_again_s if self.state == "faulty" else timing.ask_again_s
