@@ -28,6 +28,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MEMORY_BYTES = 64 << 20
+LINE_BYTES = 48
+"""What an interpreter keeps of a line besides its text."""
+
 AHEAD = 2
 HEX_KEY = 2 * names.KEY_BYTES
 
@@ -65,7 +68,7 @@ class Bins:
             if lane is None:
                 lane = held[line[:2]] = []
             lane.append(line)
-            self._held_bytes += len(line)
+            self._held_bytes += len(line) + LINE_BYTES
         if self._held_bytes > self._memory_bytes:
             try:
                 self._spill()
