@@ -92,7 +92,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo(
-            "producer: interrupted: what is done stays, and the same call again does the rest",
+            "producer: interrupted: the same call again goes on",
             err=True,
         )
         return INTERRUPTED

@@ -11,7 +11,8 @@ from producer.locate import connected, unknown
 from producer.options import JSON, PRIORITY
 
 
-@click.command()
+# Otherwise a negative N is taken for an option.
+@click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("run", metavar="RUN")
 @click.argument("priority", type=PRIORITY, metavar="N")
 @REDIS
@@ -20,12 +21,12 @@ def command(run: str, priority: int, *, redis: str | None, json_: bool) -> int:
     """Give RUN the priority N: runs with a higher one go first.
 
     N is from -9 to 9. Among equals the older run goes first. What is at the servers goes on; the
-    next claims follow the new order. A negative N needs -- before it.
+    next claims follow the new order.
 
     \b
     Example:
         producer priority prompts 5
-        producer priority -- prompts -1
+        producer priority prompts -1
     """
     client = connected(redis)
     address = address_of(client)

@@ -50,7 +50,7 @@ def test_a_changed_priority_changes_the_next_claim(
     assert ended.told == {"run": "young", "priority": 3, "before": 0, "order": ["young", "old"]}
     assert "first in line" in ended.err
     assert claimed_runs(old, 4) == ["young", "young", "young", "old"]
-    lowered = producer("priority", "--redis", valkey.url, "--", "young", "-2", cwd=tmp_path)
+    lowered = producer("priority", "young", "-2", "--redis", valkey.url, cwd=tmp_path)
     assert lowered.code == 0, lowered.err
     assert young.runs.names() == ["old", "young"]
 
