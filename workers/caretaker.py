@@ -11,12 +11,13 @@ output this machine cannot reach is audited without bringing lost bodies back.
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from common import names
+from common import connect, names
 from common.errors import HeadraceError, RedisUnusableError
 from common.models import RunRecord
 from common.queue.audit import EVERY_MS, AuditReport, audit_run
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+FEED_S = 2.0
+"""How long nothing is to be claimed before this worker group feeds: sinks do, where any runs."""
+
 EMPTY = "empty"
 UNRECONCILED = "unreconciled"
 
@@ -59,7 +63,7 @@ class Caretaker:
         self._timing = timing
         self._desk = RedisDesk("care")
         self._why = ""
-        self._since_s = time.monotonic()
+        self._since_s = self._cared_s = time.monotonic()
         # A run's uid -> its output; None where this machine cannot reach it.
         self._stores: dict[str, ObjectStore | None] = {}
         self._feeders: dict[str, Feeder] = {}
@@ -75,25 +79,28 @@ class Caretaker:
             await asyncio.sleep(LOOK_S)
             if self._why not in {EMPTY, UNRECONCILED}:
                 continue
-            if time.monotonic() - self._since_s < self._timing.audit_every_s:
-                continue
+            now_s = time.monotonic()
             try:
-                await self._desk.ask(partial(self._care, self._why))
+                if self._why == EMPTY and now_s - self._since_s >= FEED_S:
+                    await self._desk.ask(partial(self._each, self._feed))
+                if now_s - max(self._since_s, self._cared_s) >= self._timing.audit_every_s:
+                    await self._desk.ask(partial(self._each, partial(self._look_after, self._why)))
+                    self._cared_s = time.monotonic()
             except RedisUnusableError:
                 await asyncio.sleep(self._desk.wait_s())
-            self._since_s = time.monotonic()
+                self._cared_s = time.monotonic()
 
     def close(self) -> None:
         """End the thread; nobody waits for what it still does."""
         self._desk.close()
 
-    def _care(self, why: str) -> None:
+    def _each(self, care: Callable[[RunRecord], None]) -> None:
         for name in self._eligible.all_names:
             record = self._eligible.record(name)
             if record is None:
                 continue
             try:
-                self._look_after(record, why)
+                care(record)
             except RedisUnusableError:
                 raise
             except HeadraceError as error:
@@ -102,7 +109,7 @@ class Caretaker:
                 # Help for a run in trouble; the requests that are open here must not pay for it.
                 log.exception("looking after run %s failed", name)
 
-    def _look_after(self, record: RunRecord, why: str) -> None:
+    def _look_after(self, why: str, record: RunRecord) -> None:
         store = self._store(record)
         if why == UNRECONCILED:
             # What few worker groups ever need is imported by those.
@@ -111,8 +118,6 @@ class Caretaker:
             if store is not None and reconcile(self._client, store, record) is not None:
                 log.info("run %s: Redis is compared with %s", record.run, store.url)
             return
-        if store is not None:
-            self._feed(record, store)
         report = self._audit(record, store)
         if report.relisted or report.restored or report.cancelled:
             log.warning(
@@ -130,8 +135,13 @@ class Caretaker:
                 record.run,
             )
 
-    def _feed(self, record: RunRecord, store: "ObjectStore") -> None:
+    def _feed(self, record: RunRecord) -> None:
         """Feed what waits in `inputs/`: sinks do, but there may be none at the moment."""
+        with connect.mapping_errors(self._client):
+            unfed = int(self._client.hget(names.counts(record.run), "unfed") or 0)
+        store = self._store(record) if unfed > 0 else None
+        if store is None:
+            return
         from common.feeder import Feeder  # noqa: PLC0415
 
         if record.uid not in self._feeders:

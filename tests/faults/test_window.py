@@ -52,8 +52,7 @@ def test_sinks_that_feed_may_be_killed_and_the_window_holds(tmp_path: Path) -> N
 @pytest.mark.timeout(240)
 def test_a_worker_group_feeds_where_no_sink_runs(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / f"{RUN}.jsonl", 300)
-    timing = {"HEADRACE_TIMING": '{"audit_every_s": 0.5}'}
-    with Fleet(tmp_path, servers=1, latency="0.01", cap=16, env=timing) as fleet:
+    with Fleet(tmp_path, servers=1, latency="0.01", cap=16) as fleet:
         fleet.enqueue(prompts, "--window", str(WINDOW))
         fleet.start_group(0)
         fleet.wait(lambda: fleet.counts(RUN).completed == 300, "all to be done", 90)
