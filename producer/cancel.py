@@ -94,7 +94,9 @@ def plan(client: "redis.Redis", where: Where) -> Plan:
     if record is None:
         output, endpoint_url = where.elsewhere()
         if not output:
-            raise StateLostError(unknown(where.run, connect.address_of(client)))
+            raise StateLostError(
+                unknown(where.run, connect.address_of(client), known=runs.names())
+            )
         record, store = read_record(open_output(output, endpoint_url), where.run)
         store.probe()
         finished = ending.stands(store)

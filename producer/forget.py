@@ -76,7 +76,7 @@ def plan(client: "redis.Redis", run: str, *, lose_results: bool) -> Plan:
     record = runs.get(run)
     forgotten = record is None and look.left is None and runs.tombstoned(run)
     if record is None and look.left is None and not forgotten:
-        raise StateLostError(unknown(run, where))
+        raise StateLostError(unknown(run, where, known=runs.names()))
     counts = runs.counts(run)
     if record is not None:
         _refuse_at_work(client, run, look)

@@ -3,6 +3,8 @@
 Only Redis' client and the store's are slow to import, so both are imported when they are needed.
 """
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,16 +142,21 @@ def _noted_here(run: str) -> tuple[str, str | None]:
     return noted.output, noted.endpoint_url
 
 
-def unknown(run: str, address: str = "", *, reads_store: bool = False) -> str:
+def unknown(
+    run: str, address: str = "", *, known: Iterable[str] = (), reads_store: bool = False
+) -> str:
     """Say that nobody knows the run, and what to do.
 
     Args:
         run: Its name.
         address: Of the Redis that was asked, for people.
+        known: The runs that it has: one of nearly that name may be meant.
         reads_store: The command needs no more than the output.
     """
     at = f" at {address}" if address else ""
-    told = f"Redis{at} does not know run {run!r}: `producer runs` lists what it has; "
+    near = difflib.get_close_matches(run, known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    told = f"Redis{at} does not know run {run!r}: {hint}`producer runs` lists what it has; "
     if reads_store:
         return f"{told}where its results are in a store, name that with --output URL"
     return (

@@ -130,7 +130,7 @@ def find_or_adopt(
         return read_record(store, where.run, record)[0], store, False
     output, endpoint_url = where.elsewhere()
     if not output:
-        raise StateLostError(unknown(where.run, connect.address_of(client)))
+        raise StateLostError(unknown(where.run, connect.address_of(client), known=runs.names()))
     store = open_store(output, endpoint_url, create=False)
     record, _ = read_record(store, where.run)
     store.probe()

@@ -64,7 +64,9 @@ def _in_store(client: "redis.Redis", where: Where) -> tuple[RunRecord, ObjectSto
     """Find a run that Redis lacks."""
     output, endpoint_url = where.elsewhere()
     if not output:
-        raise StateLostError(unknown(where.run, connect.address_of(client)))
+        address = connect.address_of(client)
+        known = Runs(client, where=address).names()
+        raise StateLostError(unknown(where.run, address, known=known))
     return read_record(open_output(output, endpoint_url), where.run)
 
 

@@ -34,7 +34,7 @@ def command(run: str, *, reason: str, redis: str | None, json_: bool) -> int:
     runs = Runs(client, where=address)
     state = runs.state(run)
     if state is None:
-        raise StateLostError(unknown(run, address))
+        raise StateLostError(unknown(run, address, known=runs.names()))
     if state.cancelled:
         raise ConflictError(f"run {run!r} was cancelled: there is nothing to pause")
     runs.pause(run, reason)

@@ -32,7 +32,7 @@ def command(run: str, priority: int, *, redis: str | None, json_: bool) -> int:
     address = address_of(client)
     runs = Runs(client, where=address)
     if runs.get(run) is None:
-        raise StateLostError(unknown(run, address))
+        raise StateLostError(unknown(run, address, known=runs.names()))
     before = runs.set_priority(run, priority)
     order = runs.names()
     if json_:

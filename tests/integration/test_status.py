@@ -338,6 +338,18 @@ def test_messages_name_one_thing_as_one(
     assert "1 answer waits for a sink" in told
 
 
+def test_a_mistyped_run_is_told_the_nearest_name(
+    redis_client: "redis.Redis", tmp_path: Path, ask: Ask
+) -> None:
+    World(redis_client, DirectoryStore(tmp_path / "one"), prompts=1)
+    for command in ("status", "pause", "resume", "priority", "forget", "cancel"):
+        more = {"priority": ["1"], "forget": ["--yes"], "cancel": ["--yes"]}.get(command, [])
+        ended = ask(command, f"{RUN}s", *more)
+
+        assert ended.code == 4
+        assert f"did you mean {RUN}?" in ended.err
+
+
 def test_an_unknown_run_is_verified_by_its_output(ask: Ask) -> None:
     for command in (("verify", "nobody"), ("export", "nobody", "--to", "-")):
         ended = ask(*command)
