@@ -2,6 +2,8 @@
 
 import importlib.util
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -94,6 +96,32 @@ def test_messages_in_parts_and_rows_without_choices_are_kept() -> None:
     ]
 
     assert from_parquet(to_parquet(rows)) == b"\n".join([*rows, b""])
+
+
+READ_AND_END = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from common.store.parquet import from_parquet
+data = sys.stdin.buffer.read()
+pool = ThreadPoolExecutor(2)
+for reading in [pool.submit(from_parquet, data) for _ in range(3)]:
+    reading.result()
+"""
+
+
+def test_a_process_that_read_parquet_in_threads_ends_well(world: World) -> None:
+    """Arrow's own threads took one in ten down, after all was done."""
+    data = to_parquet([world.result(n).row for n in range(40)])
+    # No lucky number: with the fault, 15 of them pass in one of five tries.
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", READ_AND_END], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(15)
+    ]
+    ended = [process.communicate(data) for process in processes]
+
+    assert [process.returncode for process in processes] == [0] * 15, ended
 
 
 def test_damage_is_told_as_such() -> None:
