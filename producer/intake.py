@@ -35,6 +35,7 @@ class Reading(msgspec.Struct, kw_only=True):
         ok: Distinct rows that were accepted.
         samples: Prompts that each of them becomes.
         rejects: The first KEPT_REJECTS of them.
+        model: That all rows have, by the flags or by themselves; None where nothing names one.
         answered: Rows of `messages` that end with an assistant turn and are sent as they are.
         unsent: Members of plain rows that are kept with the prompt and not sent -> rows.
         refused: The message of the file that was refused whole; then all else is 0.
@@ -48,6 +49,7 @@ class Reading(msgspec.Struct, kw_only=True):
     blank: int = 0
     rejected: int = 0
     rejects: list[Reject] = []
+    model: str | None = None
     answered: int = 0
     unsent: dict[str, int] = {}
     refused: str = ""
@@ -163,6 +165,7 @@ class Intake:
         reading.ok = self.spool.distinct
         reading.duplicates = self.spool.duplicates
         reading.lines_read = reading.ok + reading.duplicates + reading.blank + reading.rejected
+        reading.model = checker.model
         reading.answered = checker.answered
         reading.unsent = dict(checker.unsent.most_common())
         return reading

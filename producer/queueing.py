@@ -58,7 +58,8 @@ class Call:
         self._together(joined)
         record = joined.record or new_record(
             request.run,
-            request.asked,
+            # Servers answer for any name: rows that name a model want that one.
+            msgspec.structs.replace(request.asked, model=outcome.reading.model),
             output=joined.store.url,
             rows=outcome.reading.prompts,
             version=request.version,

@@ -144,7 +144,8 @@ class Eligible:
         if server == identity:
             return f"no job of run {record.run} is taken: {why}"
         asked = record.params.model
-        if asked is not None and asked != identity.model:
+        # SGLang calls an adapter of its model MODEL:ADAPTER.
+        if asked is not None and identity.model not in {asked, asked.rpartition(":")[0]}:
             return (
                 f"run {record.run} wants model {asked}, this server serves {identity.model}: "
                 "start the right model behind it"

@@ -99,6 +99,11 @@ class RowChecker:
         self.unsent: Counter[str] = Counter()
 
     @property
+    def model(self) -> str | None:
+        """The run's model: as the rules say, else as the first row that names one."""
+        return self._model
+
+    @property
     def id_names(self) -> tuple[str, ...]:
         """Members that may hold a row's id, the first one first."""
         return self._plain_ids

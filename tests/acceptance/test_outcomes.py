@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.fleet import Fleet, write_prompts
+from tests.support.watching import figures, of_prompts, wait_state
 
 RUN = "job"
 BAD = "BAD"
@@ -95,3 +97,24 @@ def test_b51_b54_a_run_in_two_parts_is_one_run_in_the_order_of_its_input(tmp_pat
         fleet.processes["sink"].stop()
         note = json.loads((tmp_path / "state" / RUN / "progress.json").read_text())
         assert (note["total"], note["status"]) == (60, "completed")
+
+
+def test_rows_that_name_a_model_are_asked_of_no_other(tmp_path: Path) -> None:
+    """SGLang answers for any name, so nobody else would notice."""
+    rows = [{"id": n, "prompt": f"say {n}", "model": "another"} for n in range(3)]
+    path = tmp_path / "job.jsonl"
+    path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    with Fleet(tmp_path, latency="0.01", cap=4) as fleet:
+        fleet.enqueue(path)
+        fleet.start_group()
+        wait_state(fleet, "wrong_model")
+
+        assert "wants model another, this server serves tiny" in figures(fleet, "gpu0").detail
+        assert of_prompts(fleet) == []
+
+        rows = [row | {"model": "tiny:adapter"} for row in rows]
+        path = tmp_path / "adapter.jsonl"
+        path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        fleet.output = str(tmp_path / "adapter")
+        fleet.enqueue(path)
+        fleet.wait(lambda: fleet.counts("adapter").completed == 3, "the adapter's run")
