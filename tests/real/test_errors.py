@@ -116,7 +116,8 @@ def test_a_full_queue_costs_waiting_and_no_attempt(
     rows = [*as_chat(human_eval()[:12]), *as_text(human_eval()[:6])]
     with Pipeline(tmp_path, server.url) as run:
         run.enqueue(rows, 16)
-        with full_queue(server, 20):
+        # Longer than a worker group waits at a new Redis for others to declare their slots.
+        with full_queue(server, 40):
             since = server.mark()
             run.start_workers()
             sink = run.start_sink()
