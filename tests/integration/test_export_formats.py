@@ -410,14 +410,16 @@ def test_a_full_disk_is_told_and_leaves_the_file_as_it_was(
     to = tmp_path / "a.parquet"
     to.write_text("as before")
 
-    # A limit on file sizes stands in for a disk: it needs no right to mount one.
+    # A limit on file sizes stands in for a disk: it needs no right to mount one. It cuts off the
+    # interpreter's own caches as well, which every later process would stumble over.
+    env = environment({"PYTHONDONTWRITEBYTECODE": "1"})
     done = subprocess.run(
         [
             *(sys.executable, "-m", "producer", "export", RUN),
             *("--output", "out", "--to", to.name, "--format", form),
         ],
         cwd=tmp_path,
-        env=environment(),
+        env=env,
         capture_output=True,
         text=True,
         timeout=60,
