@@ -29,7 +29,7 @@ Where things are:
     program flags settings options the frame of both programs: commands loaded when called, flags
       help completion              from the environment and headrace.toml; `config` says which
       config_command               setting holds
-    utc                            wall time as records keep it
+    utc leases                     wall time as records keep it; how long leases last
     crashpoints                    where tests kill a process
 
 Decisions (2026-11-30):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from common import connect, names
+from common.leases import LEASES
 from common.models import Claim, KeptTurns, Result
 from common.quality import FLAGS
 from common.queue.records import ClaimReply, SlotReply
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 LEASE_MS = 60_000
 """How long a job may be silent before it goes back; renewed at least every 15 s."""
 
-SLOT_TTL_MS = 20_000
+SLOT_TTL_MS = LEASES.slots_ms
 """How long a process keeps its slots without renewing them; renewed every 5 s."""
 
 MOST_LOST = 5

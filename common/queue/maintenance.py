@@ -16,6 +16,7 @@ import msgspec
 
 from common import connect
 from common.errors import HeadraceError, StateLostError
+from common.leases import LEASES
 from common.models import Record, RunRecord
 from common.queue.ledger import job_timeout_s
 from common.queue.packing import CALL_RECORDS, pack, packed
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 LEDGER_BUCKETS = 32
 INDEX_STEP = 500
-RENEW_S = 15.0
+RENEW_S = LEASES.turn_ms / 4000
 
 
 class TurnLostError(Exception):

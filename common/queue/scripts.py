@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from common import names
+from common.leases import LEASES
 
 if TYPE_CHECKING:
     import redis
@@ -67,6 +68,7 @@ def source(name: str) -> str:
     lines = [_builder(lua_name, build("\0")) for lua_name, build in _BUILDERS.items()]
     lines.append(f"local RUNS = {names.RUNS!r}")
     lines.append(f"local RQ_QUEUES = {names.RQ_QUEUES!r}")
+    lines.append(f"local TURN_MS = {LEASES.turn_ms}")
     lines.append(f"local RQ_SUSPENDED = {names.RQ_SUSPENDED!r}")
     lines.append(_partition_builder("results_key", names.results("\0", 0)))
     lines.append(_partition_builder("sink_key", names.sink("\0", 0)))

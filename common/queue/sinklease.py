@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from common import connect
+from common.leases import LEASES
 from common.models import RunRecord
 from common.queue.scripts import call
 
 if TYPE_CHECKING:
     import redis
 
-LEASE_MS = 30_000
+LEASE_MS = LEASES.sink_ms
 """How long a sink may be silent before another takes its partitions."""
 
 

@@ -229,6 +229,6 @@ local function maintenance_refused(run, uid, run_id, token)
   if redis.call('HGET', run_key(run), 'uid') ~= uid then return 'unknown' end
   if server_run_id() ~= run_id then return 'restarted' end
   if redis.call('GET', maintenance_key(run)) ~= token then return 'lost' end
-  redis.call('PEXPIRE', maintenance_key(run), 60000)
+  redis.call('PEXPIRE', maintenance_key(run), TURN_MS)
   return nil
 end

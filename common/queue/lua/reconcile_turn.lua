@@ -13,7 +13,7 @@ local function begin()
   if server_run_id() ~= run_id then return {'restarted'} end
   local held_by = redis.call('GET', maintenance_key(run))
   if held_by and held_by ~= token then return {'busy'} end
-  redis.call('SET', maintenance_key(run), token, 'PX', 60000)
+  redis.call('SET', maintenance_key(run), token, 'PX', TURN_MS)
   local known = redis.call('HMGET', run_key(run), 'partitions', 'reconciled')
   local reply = {'ok', known[2] == run_id and 1 or 0}
   for partition = 0, tonumber(known[1]) - 1 do
