@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource, augment_usage_errors
 
 from common import flags
+from common.last_words import tell
 from common.program import Program, load_settings
 
 OTHER_VARIABLES = ("API_KEY", "CONFIG", "CRASH_AT", "HOST", "TIMING")
@@ -47,9 +48,9 @@ def command_for(program: Program) -> click.Command:
         for line in _lines(found, with_commands=of is None):
             click.echo(line)
         if not found:
-            click.echo(f"{name}: nothing is set: no headrace.toml here, and no variable", err=True)
+            tell(f"{name}: nothing is set: no headrace.toml here, and no variable")
         if of is None and (unread := sorted(_unread(program))):
-            click.echo(f"{name}: no flag of {name} reads {', '.join(unread)}", err=True)
+            tell(f"{name}: no flag of {name} reads {', '.join(unread)}")
         return 0
 
     return config

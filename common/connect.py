@@ -16,6 +16,7 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from common.errors import RedisFullError, RedisUnusableError, UsageError
+from common.secrecy import hide_address
 
 DEFAULT_URL = "redis://localhost:6379/0"
 DEFAULT_PORT = 6379
@@ -69,6 +70,7 @@ def client_for(url: str) -> "redis.Redis":
     every script of ours recognises its own repetition; two would count it, and are sent
     `without_retries`.
     """
+    hide_address(url)
     try:
         return redis.Redis.from_url(url, **timing(unix=url.startswith("unix:")))
     except ValueError as error:

@@ -21,6 +21,7 @@ import msgspec
 
 from common.crashpoints import reached
 from common.errors import ConflictError, RedisFullError
+from common.harmless import one_line
 from common.models import Prompt
 from common.queue import AddReply, Ledger, LedgerEntry
 from common.queue.ledger import CALL_ROWS
@@ -288,4 +289,4 @@ def _named(prompt: SpooledPrompt) -> str:
     row = _decode_prompt(prompt.prompt)
     source = shown(row.source or "-")
     sample = f" sample {row.sample}" if row.sample else ""
-    return f"id {bytes(row.id).decode()}{sample}, {source} line {row.line}"
+    return f"id {one_line(bytes(row.id).decode())}{sample}, {source} line {row.line}"

@@ -1,6 +1,6 @@
 """The `producer` command. Commands live in `producer/commands/`, and are imported when called.
 
-Errors that we raise on purpose become one line on stderr and their exit code; a traceback is a
+Whatever ends one is a line on stderr and an exit code (`common.last_words`); a traceback is a
 bug.
 """
 
@@ -9,12 +9,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
 
 import click
 
-from common.errors import HeadraceError
-from common.program import Program, show
+from common.last_words import run_program
+from common.program import Program
 
 COMMANDS = (
     "enqueue",
@@ -38,7 +37,6 @@ COMMANDS = (
 )
 """In the order of their help."""
 
-INTERRUPTED = 130
 TERMINATED = 143
 
 
@@ -82,21 +80,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         The exit code: `common.errors`, 130 after Ctrl-C, 143 after SIGTERM.
     """
     signal.signal(signal.SIGTERM, _terminate)
-    try:
-        result: Any = cli.main(args=arguments, prog_name="producer", standalone_mode=False)
-    except HeadraceError as error:
-        click.echo(f"producer: {error}", err=True)
-        return error.exit_code
-    except click.ClickException as error:
-        show(error)
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo(
-            "producer: interrupted: the same call again goes on",
-            err=True,
-        )
-        return INTERRUPTED
-    return result if isinstance(result, int) else 0
+    return run_program(
+        "producer",
+        lambda: cli.main(args=arguments, prog_name="producer", standalone_mode=False),
+        interrupted="interrupted: the same call again goes on",
+    )
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:

@@ -8,6 +8,8 @@ from typing import IO, Self
 
 import msgspec
 
+from common.harmless import one_line
+
 SHOWN = 20
 """Findings of a kind that are shown to people."""
 
@@ -49,9 +51,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def text(self) -> str:
         """Tell it in a line."""
-        where = [f"id {bytes(self.id).decode()}"] if self.id is not None else []
+        where = [f"id {one_line(bytes(self.id).decode())}"] if self.id is not None else []
         where += [f"key {self.key}"] if self.key else []
-        where += [self.object] if self.object else []
+        where += [one_line(self.object)] if self.object else []
         return ", ".join(where) + (f": {self.detail}" if self.detail else "")
 
 

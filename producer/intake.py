@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from common.errors import InputError, UsageError
+from common.harmless import one_line
 from producer.meter import Meter
 from producer.prompts.reader import STDIN, FileReader
 from producer.prompts.rows import RowChecker, RowRules
@@ -84,7 +85,7 @@ class Reading(msgspec.Struct, kw_only=True):
     def unsent_line(self) -> str:
         """Say what is kept and not sent, most frequent first: a mistyped parameter is there."""
         told = [
-            f"{name[:_SHOWN_ID]} ({rows:,} {'row' if rows == 1 else 'rows'})"
+            f"{one_line(name, _SHOWN_ID)} ({rows:,} {'row' if rows == 1 else 'rows'})"
             for name, rows in [*self.unsent.items()][:_SHOWN_UNSENT]
         ]
         if len(self.unsent) > _SHOWN_UNSENT:
@@ -233,10 +234,7 @@ def _named(reject: Reject) -> str:
     """Name the row for people; an id as long as a text is not one that they look for."""
     if reject.id is None:
         return ""
-    text = str(reject.id)
-    if len(text) > _SHOWN_ID:
-        text = f"{text[:_SHOWN_ID]}…"
-    return f" (id {text})"
+    return f" (id {one_line(str(reject.id), _SHOWN_ID)})"
 
 
 def _refused(reading: Reading, error: FileRefusedError) -> Reading:

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from producer.harmless import ends_of, harmless, one_line, tail_of
+from common.harmless import ends_of, harmless, one_line, tail_of
 from producer.peek import IN_REDIS, Found
 
 WIDE = 100

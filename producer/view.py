@@ -8,6 +8,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from common.harmless import harmless
+
 Figures = dict[str, Any]
 
 _STYLES = {
@@ -45,6 +47,7 @@ WHOLE_FROM = 10
 
 def of_run(figures: Figures, *, width: int = WIDE) -> RenderableType:
     """Show one run on a page of so many columns."""
+    figures = _harmless(figures)
     narrow = width < WIDE
     total, ended = figures["total"], figures["total"] - figures["queued"] - figures["in_flight"]
     head = Table.grid(padding=(0, 2))
@@ -125,7 +128,7 @@ def _groups(groups: Sequence[Figures], *, narrow: bool) -> Table:
         table.add_column(name, justify="left" if name in {"worker group", "state"} else "right")
     for group in groups:
         cells = _cells(group)
-        table.add_row(*(cells[name] for name in shown))
+        table.add_row(*(_text(cells[name]) for name in shown))
     return table
 
 
@@ -161,19 +164,33 @@ def of_runs(runs: Sequence[Figures]) -> RenderableType:
     for name in ("run", "status", "total", "done", "failed", "rate", "left", "output"):
         right = name in {"total", "done", "failed", "rate", "left"}
         table.add_column(name, justify="right" if right else "left", overflow="fold")
-    for figures in runs:
+    for figures in map(_harmless, runs):
         eta = figures["eta_hours"]
         table.add_row(
-            figures["run"],
+            Text(figures["run"]),
             Text(figures["status"], style=_STYLES.get(figures["status"], _BAD)),
             f"{figures['total']:,}",
             f"{figures['completed']:,}",
             f"{figures['failed']:,}",
             f"{figures['rate_per_sec']:,.3g}/s",
             "?" if eta is None else _duration(eta),
-            figures["output"],
+            Text(figures["output"]),
         )
     return table
+
+
+def _harmless(value: Any) -> Any:
+    """Keep a terminal from acting on what servers, Redis and the store say of themselves."""
+    if isinstance(value, str):
+        return harmless(value)
+    if isinstance(value, dict):
+        return {name: _harmless(each) for name, each in value.items()}
+    return [_harmless(each) for each in value] if isinstance(value, list) else value
+
+
+def _text(cell: str | Text) -> Text:
+    """Give a cell that is no markup of rich's, whatever is in it."""
+    return cell if isinstance(cell, Text) else Text(cell)
 
 
 def _or(value: Any, form: str = "{}") -> str:

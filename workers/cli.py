@@ -5,8 +5,8 @@ from typing import NoReturn
 
 import click
 
-from common.errors import HeadraceError
-from common.program import Program, show
+from common.last_words import run_program
+from common.program import Program
 
 _COMMANDS = {
     "completion": "workers.commands.settings",
@@ -41,18 +41,8 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command; an error of ours is one line on stderr and its own exit code."""
-    try:
-        code = cli(prog_name="workers", standalone_mode=False)
-    except HeadraceError as error:
-        click.echo(f"workers: {error}", err=True)
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        show(error)
-        sys.exit(error.exit_code)
-    except click.exceptions.Abort:
-        sys.exit(130)
-    sys.exit(code if isinstance(code, int) else 0)
+    """Run the command; whatever ends it is one line and an exit code (`common.last_words`)."""
+    sys.exit(run_program("workers", lambda: cli(prog_name="workers", standalone_mode=False)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Make what leaves a prompt's service beside completions: failures, finished turns."""
 
 from common.models import Claim, KeptTurns, Result
+from common.secrecy import without_secrets
 from common.utc import utc_now
 from workers.answers import Answer
 from workers.faults import Kind, Verdict
@@ -26,7 +27,8 @@ def failed(
     failure = Failure(
         reason=verdict.reason,
         status=verdict.status,
-        message=verdict.message,
+        # A server may repeat what it was sent, our key among it.
+        message=without_secrets(verdict.message),
         server=server,
         attempts=claim.attempts if attempts is None else attempts,
         failed_at=utc_now(),

@@ -30,6 +30,7 @@ from aiohttp.connector import AddrInfoType
 from httpx_aiohttp import AiohttpTransport
 
 from common.errors import UsageError
+from common.secrecy import hide
 from workers.faults import AnswerTooLargeError, ServerAnswer, ServerGoneError
 from workers.rows import MAX_ROW_BYTES
 
@@ -91,6 +92,7 @@ class Transport:
                 "--server holds a password: give the server's key in HEADRACE_API_KEY instead"
             )
         self.url = str(self._url)
+        hide(api_key)
         self._headers = (
             (b"host", self._url.netloc),
             (b"content-type", b"application/json"),

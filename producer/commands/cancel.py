@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from common.advice import count_of
+from common.last_words import tell
 from common.options import REDIS
 from producer.cancel import Cancelled, Plan, cancel, connected_or_marked, plan
 from producer.confirm import confirmed
@@ -56,19 +57,19 @@ def command(
     client = connected_or_marked(where, marks=yes)
     asked = plan(client, where)
     if not (asked.finished or asked.already or confirmed(_question(asked), yes=yes)):
-        click.echo("producer: nothing was changed", err=True)
+        tell("producer: nothing was changed")
         return REFUSED
     told = cancel(
         client,
         asked,
         wait_s=wait_s,
         meter=Meter,
-        say=lambda text: click.echo(f"producer: {text}", err=True),
+        say=lambda text: tell(f"producer: {text}"),
     )
     if json_:
         click.echo(msgspec.json.encode(told))
     for line in _lines(told):
-        click.echo(f"producer: {line}", err=True)
+        tell(f"producer: {line}")
     return 0
 
 

@@ -11,6 +11,7 @@ import msgspec
 from common.errors import UsageError
 from common.flags import options_of, origin
 from common.help import Sectioned
+from common.last_words import tell
 from common.options import REDIS
 from producer.enqueue import enqueue
 from producer.options import JSON, PRIORITY, for_run
@@ -231,19 +232,19 @@ def command(**flags: Any) -> int:
         dry_run=flags["dry_run"],
         version=_version(),
     )
-    outcome = enqueue(request, say=lambda text: click.echo(f"producer: {text}", err=True))
+    outcome = enqueue(request, say=lambda text: tell(f"producer: {text}"))
     for line in as_text(outcome):
-        click.echo(line, err=True)
+        tell(line)
     if flags["json_"]:
         click.echo(as_json(outcome))
     if outcome.exit_code == 3:  # noqa: PLR2004 - common.errors.InputError
         problem = outcome.reading.no_prompts if request.skip_invalid else outcome.reading.problem
-        click.echo(f"producer: {outcome.reading.refused or problem}", err=True)
+        tell(f"producer: {outcome.reading.refused or problem}")
     elif outcome.queued:
-        click.echo("next:", err=True)
+        tell("next:")
         pilot = sys.argv[1:] if request.limit else ()
         for line in next_lines(outcome, request.redis, pilot, limit_from=_limit_from()):
-            click.echo(f"  {line}", err=True)
+            tell(f"  {line}")
     return outcome.exit_code
 
 

@@ -6,6 +6,7 @@ import sys
 import click
 
 from common.advice import count_of
+from common.last_words import tell
 from common.options import REDIS
 from producer.export import Exported, Order, Target, export
 from producer.formats import FORMATS
@@ -104,7 +105,7 @@ def command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     for sentence in (_text(run, to, told), *_asides(told)):
-        click.echo(f"producer: {sentence}", err=True)
+        tell(f"producer: {sentence}")
     return 0 if told.whole or partial else 1
 
 

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from common.advice import count_of
+from common.last_words import tell
 from common.options import REDIS
 from producer.confirm import confirmed
 from producer.forget import Forgotten, Plan, forget, plan
@@ -38,13 +39,13 @@ def command(run: str, *, yes: bool, lose_results: bool, redis: str | None, json_
     asked = plan(client, run, lose_results=lose_results)
     # What was begun can only be ended.
     if asked.record is not None and not confirmed(_question(asked), yes=yes):
-        click.echo("producer: nothing was changed", err=True)
+        tell("producer: nothing was changed")
         return REFUSED
     told = forget(client, asked, lose_results=lose_results, meter=Meter)
     if json_:
         click.echo(msgspec.json.encode(told))
     for line in _lines(told):
-        click.echo(f"producer: {line}", err=True)
+        tell(f"producer: {line}")
     return 0
 
 

@@ -6,6 +6,7 @@ import msgspec
 from common.advice import count_of
 from common.connect import address_of
 from common.errors import ConflictError, StateLostError
+from common.last_words import tell
 from common.models import Counts
 from common.options import REDIS
 from common.queue import Runs
@@ -48,7 +49,7 @@ def command(run: str, *, reason: str, redis: str | None, json_: bool) -> int:
             "queued": counts.queued,
         }
         click.echo(msgspec.json.encode(told))
-    click.echo(f"producer: {_text(run, counts, reason)}", err=True)
+    tell(f"producer: {_text(run, counts, reason)}")
     return 0
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from common.advice import count_of
 from common.errors import BackendError, RedisUnusableError, StateLostError, UsageError
+from common.last_words import tell
 from common.options import REDIS
 from common.quality import FLAGS
 from producer.locate import Where, connected, known_in_redis, locate, open_output, read_record
@@ -103,9 +104,9 @@ def command(
     if found:
         return 0
     if prompt_id is None:
-        click.echo(f"producer: {_nothing(source, failed=failed, flag=flag)}", err=True)
+        tell(f"producer: {_nothing(source, failed=failed, flag=flag)}")
         return 1
-    click.echo(f"producer: {_not_ended(source, prompt_id, sample)}", err=True)
+    tell(f"producer: {_not_ended(source, prompt_id, sample)}")
     return 1
 
 
@@ -125,7 +126,7 @@ def _source(where: Where) -> Source:
     try:
         _, store = read_record(open_output(known.output, known.endpoint_url), where.run, known)
     except (BackendError, StateLostError) as error:
-        click.echo(f"producer: only what waits in Redis is shown: {error}", err=True)
+        tell(f"producer: only what waits in Redis is shown: {error}")
         return Source(record=known, client=client)
     return Source(record=known, client=client, store=store)
 

@@ -5,6 +5,7 @@ import msgspec
 
 from common.connect import address_of
 from common.errors import StateLostError
+from common.last_words import tell
 from common.options import REDIS
 from common.queue import Runs
 from producer.locate import connected, unknown
@@ -39,9 +40,8 @@ def command(run: str, priority: int, *, redis: str | None, json_: bool) -> int:
         told = {"run": run, "priority": priority, "before": before, "order": order}
         click.echo(msgspec.json.encode(told))
     ahead = ", ".join(order[: order.index(run)]) if run in order else ""
-    click.echo(
+    tell(
         f"producer: run {run} has priority {priority} (before: {before}), "
-        + (f"behind {ahead}" if ahead else "the first in line"),
-        err=True,
+        + (f"behind {ahead}" if ahead else "the first in line")
     )
     return 0

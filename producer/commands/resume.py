@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import click
 import msgspec
 
+from common.last_words import tell
 from common.options import REDIS
 from producer.locate import connected
 from producer.options import ENDPOINT_URL, JSON, OUTPUT_IF_LOST, where_of
@@ -40,13 +41,11 @@ def command(
     """
     where = where_of(run, output=output, endpoint_url=endpoint_url, redis=redis)
     client = connected(redis)
-    told = resume(
-        client, where, seal=seal, say=lambda text: click.echo(f"producer: {text}", err=True)
-    )
+    told = resume(client, where, seal=seal, say=lambda text: tell(f"producer: {text}"))
     if json_:
         click.echo(msgspec.json.encode(told))
     for line in _lines(told):
-        click.echo(f"producer: {line}", err=True)
+        tell(f"producer: {line}")
     return 1 if told.notes else 0
 
 

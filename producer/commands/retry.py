@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from common.advice import count_of
+from common.last_words import tell
 from common.options import REDIS
 from producer.locate import connected
 from producer.options import ENDPOINT_URL, JSON, OUTPUT_IF_LOST, where_of
@@ -57,12 +58,12 @@ def command(
         where,
         asked,
         dry_run=dry_run,
-        say=lambda text: click.echo(f"producer: {text}", err=True),
+        say=lambda text: tell(f"producer: {text}"),
     )
     if json_:
         click.echo(msgspec.json.encode(told))
     for line in _lines(told, some=bool(reasons or ids)):
-        click.echo(f"producer: {line}", err=True)
+        tell(f"producer: {line}")
     return 0
 
 

@@ -7,6 +7,7 @@ import click
 import msgspec
 
 from common import connect, snapshot
+from common.last_words import tell
 from common.options import REDIS
 from common.queue import Groups, Runs
 from producer.locate import connected
@@ -36,7 +37,7 @@ def command(*, json_: bool, redis: str | None) -> int:
     elif every:
         show([read.figures() for read in every], one=False)
     else:
-        click.echo("producer: there is no run here; `producer enqueue FILE` makes one", err=True)
+        tell("producer: there is no run here; `producer enqueue FILE` makes one")
     return 0
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from common import flags
 from common.errors import UsageError
+from common.last_words import tell as say
 from common.options import REDIS
 from producer.locate import connected
 from producer.options import ENDPOINT_URL, JSON, OUTPUT_IF_LOST, where_of
@@ -54,7 +55,7 @@ def command(
         raise UsageError("--output belongs to one run: `producer status RUN --output URL`")
     every = figures_of_all(client)
     if not every:
-        click.echo("producer: there is no run here; `producer enqueue FILE` makes one", err=True)
+        say("producer: there is no run here; `producer enqueue FILE` makes one")
     return tell(every, json_=json_, one=len(every) == 1)
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 import click
 
 from common.errors import InputError
+from common.harmless import harmless
 from common.options import REDIS
 from producer.findings import Findings
 from producer.locate import locate, waits_of_run_at_work
@@ -91,5 +92,5 @@ def command(
                 sys.stdout.buffer.write(piece)
         else:
             for line in as_text(verdict):
-                click.echo(line)
+                click.echo(harmless(line))
     return 0 if verdict.done else 1

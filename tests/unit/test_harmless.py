@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producer.harmless import ends_of, harmless, one_line, tail_of
+from common.harmless import ends_of, harmless, one_line, tail_of
 
 
 @pytest.mark.parametrize(

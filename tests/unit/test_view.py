@@ -10,7 +10,7 @@ from common.figures import progress
 from common.group_figures import GroupFigures
 from common.models import Counts
 from common.standing import Standing
-from producer.view import WIDE, of_run, pace
+from producer.view import WIDE, of_run, of_runs, pace
 
 NOW_MS = 1_796_000_000_000
 
@@ -91,3 +91,20 @@ def test_it_says_behind_which_run_it_waits() -> None:
     told = figures() | {"waits_behind": "big2 (priority 5)"}
 
     assert any("waits behind big2 (priority 5)" in line for line in page(told, 80))
+
+
+def test_no_terminal_acts_on_what_servers_and_redis_say() -> None:
+    acts = "\x1b]0;owned\x07[red]\u202e"
+    told = figures()
+    group = {**told["worker_groups"][0], "strategy": acts, "group": acts, "state": acts}
+    told |= {"worker_groups": [group], "warnings": [acts], "output": acts, "limited_by": acts}
+    screen = Console(file=io.StringIO(), width=300, highlight=False)
+
+    screen.print(of_run(told, width=300))
+    screen.print(of_runs([told]))
+
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    # As text, and as no markup of rich's.
+    assert shown.count("\\x1b]0;owned\\x07[red]\\u202e") >= 6

@@ -8,6 +8,7 @@ import click
 
 from common.address import resolve_redis
 from common.connect import connect, persistence_warning
+from common.last_words import tell
 from common.logs import set_up_logs
 from common.options import LOG_LEVEL, NOTIFY, REDIS, grace
 from workers.batch import Limits
@@ -108,7 +109,7 @@ def sink(
     client = connect(resolve_redis(redis))
     warning = persistence_warning(client)
     if warning:
-        click.echo(f"workers sink: {warning}", err=True)
+        tell(f"workers sink: {warning}")
     options = SinkOptions(
         runs=runs,
         limits=Limits(

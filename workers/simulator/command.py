@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from common.help import Sectioned
+from common.last_words import tell
 from workers.simulator.compat import override
 from workers.simulator.distributions import Distribution, parse_distribution
 from workers.simulator.faults import Fault, parse_fault
@@ -303,14 +304,12 @@ def simulate(
         for server in simulator.servers:
             where = f"http://127.0.0.1:{server.record.port}"
             limits = f"(cap {settings.pool.cap}, {settings.strategy})"
-            click.echo(
-                f"simulating SGLang {settings.sglang_version} at {where} {limits}", err=True
-            )
+            tell(f"simulating SGLang {settings.sglang_version} at {where} {limits}")
         if as_json:
             ports = [server.record.port for server in simulator.servers]
             click.echo(json.dumps(_summary(ports, simulator.control_port, settings.pool.cap)))
             sys.stdout.flush()
-        click.echo("ready", err=True)
+        tell("ready")
 
     try:
         run(settings, faults, announce, until_eof=until_eof)
