@@ -30,6 +30,8 @@ Where things are:
       help completion              from the environment and headrace.toml; `config` says which
       config_command               setting holds
     utc leases                     wall time as records keep it; how long leases last
+    harmless secrecy logs          no text of others acts on a terminal; no secret leaves a process
+    last_words                     how a program ends: one line, an exit code
     crashpoints                    where tests kill a process
 
 Decisions (2026-11-30):

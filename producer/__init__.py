@@ -16,7 +16,7 @@ a prompt is its key.
     commands/                  one module a command; they parse, call, print
     locate options             where a run's output is; flags that several commands have
     status view screen         how a run stands, and its figures for people
-    peek peek_view harmless    a few results to look at, in bounded reads; nothing acts on a screen
+    peek peek_view             a few results to look at, in bounded reads; nothing acts on a screen
     verify proof evidence      the proof, from the store alone: the one pass, lines to compare, the
       judging findings         judgement over them, what was found wrong
     export ordering outfile    one file of results, in an order, whole or not there

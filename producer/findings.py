@@ -25,8 +25,8 @@ KINDS = {
     "altered": "rows that differ from what was accepted or recorded",
     "unknown": "results of prompts that were never accepted",
     "success": "what _SUCCESS says against what is there",
-    "file": "prompts of the file, as read with the given --turns, --raw-prompt, --id-field and "
-    "--samples, that the run does not have",
+    "file": "prompts of the file, as read with the given --turns, --raw-prompt, "
+    "--id-field, --private-addresses and --samples, that the run does not have",
 }
 """Every kind of finding and its heading, in the order in which they are told."""
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LONGEST_WAIT_S = 5.0
-SAY_AGAIN_S = 10.0
+SAY_AGAIN_S = 60.0
 
 
 class Bell:
@@ -89,6 +89,8 @@ class RedisDesk:
         self._name = name
         self._failures = 0
         self._said_at_s = float("-inf")
+        # Whether it was said that Redis is away, and not yet that it is back.
+        self._said = False
 
     @property
     def away(self) -> bool:
@@ -99,8 +101,8 @@ class RedisDesk:
         """Run one call in the desk's thread; cancelled, it is made all the same.
 
         Raises:
-            RedisUnusableError, RedisFullError: As the call raised it; counted and, at most every
-                10 s, logged.
+            RedisUnusableError, RedisFullError: As the call raised it; counted and, at most once a
+                minute, logged.
         """
         if not self._thread.is_alive():
             self._thread.start()
@@ -111,7 +113,8 @@ class RedisDesk:
         except RedisUnusableError as error:
             self._note(error)
             raise
-        if self._failures:
+        if self._failures and self._said:
+            self._said = False
             log.warning(
                 "%s: Redis answers again after %d failed calls", self._name, self._failures
             )
@@ -134,6 +137,6 @@ class RedisDesk:
         self._failures += 1
         now_s = time.monotonic()
         if now_s - self._said_at_s >= SAY_AGAIN_S:
-            self._said_at_s = now_s
+            self._said_at_s, self._said = now_s, True
             what = "is full, results are kept" if isinstance(error, RedisFullError) else "is away"
             log.warning("%s: Redis %s, going on when it answers: %s", self._name, what, error)

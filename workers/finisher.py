@@ -6,6 +6,7 @@ answer was lost is repeated and says so, so that nothing is counted twice.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -15,7 +16,7 @@ from common.models import Result
 from common.queue import Jobs
 from workers.desk import RedisDesk
 from workers.holdings import Holdings, JobKey
-from workers.noticing import Noticing
+from workers.noticing import SAY_S, Noticing, Tally
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +59,12 @@ class Finisher:
         # One batch at a time: the same results in two would count as duplicates.
         self._sending = asyncio.Lock()
         self.blocked = False
+        self._said_s = float("-inf")
         self.completed = 0
         self.failed = 0
         self._noticing = Noticing(jobs.group)
+        self._failures = Tally("prompts failed", jobs.group)
+        self._drops = Tally("results dropped", jobs.group, level=logging.INFO)
 
     @property
     def full(self) -> bool:
@@ -83,6 +87,8 @@ class Finisher:
             await asyncio.sleep(LINGER_S)
             while self._holdings.unsent:
                 await self._send_batch()
+            for tally in (self._failures, self._drops):
+                tally.tell()
 
     async def flush(self, deadline_s: float) -> bool:
         """Send what is left; False when Redis has not taken it all by then."""
@@ -92,6 +98,9 @@ class Finisher:
                     await self._send_batch()
         except TimeoutError:
             return False
+        finally:
+            for tally in (self._failures, self._drops):
+                tally.tell(now=True)
         return True
 
     async def _send_batch(self) -> None:
@@ -129,7 +138,9 @@ class Finisher:
         if not kept:
             return 0.0
         # A wiped Redis is taught again by whoever reaches the store; these wait for it.
-        log.warning("%d results wait: Redis does not know their run yet", kept)
+        if time.monotonic() - self._said_s >= SAY_S:
+            self._said_s = time.monotonic()
+            log.warning("%d results wait: Redis does not know their run yet", kept)
         return UNKNOWN_WAIT_S
 
     def _next_batch(self) -> list[Result]:
@@ -153,13 +164,15 @@ class Finisher:
         if was_full and not self.full:
             self._on_room()
         if word not in {"ok", "repeated"}:
-            log.info("dropped a result of run %s, key %s: %s", result.run, result.key.hex(), word)
+            log.debug("dropped a result of run %s, key %s: %s", result.run, result.key.hex(), word)
+            self._drops.note(result.run, word)
             return
         if result.outcome == "completed":
             self.completed += 1
             self._noticing.note(result.run, result.flags)
         else:
             self.failed += 1
+            self._failures.note(result.run, result.reason or result.outcome)
 
     def _forget(self, run: str, key: bytes) -> None:
         known = self._holdings.unsent.pop((run, key), None)

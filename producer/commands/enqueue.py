@@ -46,7 +46,7 @@ def _tokens(value: str) -> int | Literal["context"]:
 
 _SECTIONS = {
     "The run": "run output endpoint_url redis format keep_token_ids partitions priority window",
-    "The rows": "id_field raw_prompt turns samples limit skip_invalid",
+    "The rows": "id_field raw_prompt private_addresses turns samples limit skip_invalid",
     "The requests, kept by the run": "max_tokens model temperature top_p top_k min_p seed stop"
     " param request_timeout attempts",
     "Calling it again": "keep_open accept_changes retry_failed",
@@ -67,6 +67,11 @@ _SECTIONS = {
 @click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's; kept by the run.")
 @click.option("--id-field", metavar="NAME", help="Member with the id.  [default: id, custom_id]")
 @click.option("--raw-prompt", is_flag=True, help="`prompt` is text to complete, not a message.")
+@click.option(
+    "--private-addresses",
+    is_flag=True,
+    help="Let rows name pictures at private addresses, which your servers then fetch.",
+)
 @click.option(
     "--turns",
     type=click.Choice(["last", "all"]),
@@ -215,6 +220,7 @@ def command(**flags: Any) -> int:
         rules=RowRules(
             id_field=flags["id_field"],
             raw_prompt=flags["raw_prompt"],
+            private_addresses=flags["private_addresses"],
             turns=flags["turns"],
             model=flags["model"],
             max_tokens_given=flags["max_tokens"] is not None,

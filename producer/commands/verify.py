@@ -31,6 +31,7 @@ from producer.verify import FileCheck, as_json, as_text, verify
 )
 @click.option("--id-field", metavar="NAME", help="For --input, as it was given to enqueue.")
 @click.option("--raw-prompt", is_flag=True, help="For --input, as it was given to enqueue.")
+@click.option("--private-addresses", is_flag=True, help="For --input, as it was given to enqueue.")
 @click.option(
     "--turns",
     type=click.Choice(["last", "all"]),
@@ -54,6 +55,7 @@ def command(
     files: tuple[str, ...],
     id_field: str | None,
     raw_prompt: bool,
+    private_addresses: bool,
     turns: Literal["last", "all"] | None,
     samples: int,
     json_: bool,
@@ -75,6 +77,7 @@ def command(
     rules = RowRules(
         id_field=id_field,
         raw_prompt=raw_prompt,
+        private_addresses=private_addresses,
         turns=turns,
         model=record.params.model,
         max_tokens_given=record.params.max_tokens is not None,

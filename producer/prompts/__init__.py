@@ -5,6 +5,7 @@
     rows        a row to a request                        broken      why a line is no JSON
     chat        messages and stored conversations         parameters  a row's own parameters
     reader      a file to rows and rejects                verdicts    words for what is wrong
+    addresses   what a row may have a server open
 
 Rules: a row is refused where no server could answer it well, or where it would harm others (a
 local address, streaming, another model); what only the server can judge passes unchanged. One

@@ -6,6 +6,7 @@ turns that are no turns, addresses of local files. All else passes unchanged; th
 
 from typing import Any
 
+from producer.prompts.addresses import check_address
 from producer.prompts.verdicts import RowRejectedError
 
 _SPEAKERS = {
@@ -20,11 +21,14 @@ _TURN_MEMBERS = ("role", "content", "name", "tool_calls", "tool_call_id", "reaso
 """What of a stored turn is sent; weights, scores and the like are the data set's own."""
 
 _LEADING = ("system", "developer")
-_FETCHED = ("http://", "https://", "data:")
 
 
-def check_messages(messages: Any) -> None:
+def check_messages(messages: Any, *, private: bool = False) -> None:
     """Check the `messages` of a chat request.
+
+    Args:
+        messages: As the row has them.
+        private: Their addresses may be of private networks.
 
     Raises:
         RowRejectedError: Naming the turn, from 1.
@@ -42,7 +46,7 @@ def check_messages(messages: Any) -> None:
             raise RowRejectedError("role", f"turn {number} of messages has no role")
         content = message.get("content")
         if type(content) is not str and content is not None:
-            _check_parts(content, number)
+            _check_parts(content, number, private=private)
         if role == "user":
             last_user = message
     if last_user is None:
@@ -60,7 +64,7 @@ def is_blank(content: Any) -> bool:
     return True
 
 
-def _check_parts(content: Any, number: int) -> None:
+def _check_parts(content: Any, number: int, *, private: bool) -> None:
     if type(content) is not list:
         raise RowRejectedError(
             "bad_type", f"content of turn {number} is neither text nor a list of parts"
@@ -70,20 +74,9 @@ def _check_parts(content: Any, number: int) -> None:
             raise RowRejectedError("bad_type", f"turn {number} has a part that is no object")
         kind = part.get("type")
         if type(kind) is str and kind.endswith("_url"):
-            _check_address(part.get(kind), number)
-
-
-def _check_address(value: Any, number: int) -> None:
-    address = value.get("url") if type(value) is dict else value
-    if type(address) is not str:
-        raise RowRejectedError("bad_type", f"turn {number} has an address that is no text")
-    if not address[:8].lower().startswith(_FETCHED):
-        # A server would open a local path and describe a file of its own machine.
-        raise RowRejectedError(
-            "url_scheme",
-            f"turn {number} has an address that is neither http(s): nor data: - local files "
-            "are not sent",
-        )
+            value = part.get(kind)
+            address = value.get("url") if type(value) is dict else value
+            check_address(address, f"turn {number}", private=private)
 
 
 def from_conversation(turns: Any, *, whole: bool = False) -> list[dict[str, Any]]:

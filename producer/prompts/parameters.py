@@ -3,6 +3,7 @@
 from typing import Any
 
 from common.models import Endpoint
+from producer.prompts.addresses import check_elsewhere
 from producer.prompts.verdicts import RowRejectedError
 
 _OPENAI = frozenset(
@@ -81,8 +82,6 @@ KNOWN: dict[Endpoint, frozenset[str]] = {
 }
 """Members of a plain row that are sent; every other one comes back in the result, unsent."""
 
-_IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".mp4")
-
 
 def own_parameters(row: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
     """Pick a plain row's own parameters, in the endpoint's shape; a null means not given."""
@@ -111,16 +110,21 @@ def _for_generate(row: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     return {**top, **({"sampling_params": sampling} if sampling else {})}
 
 
-def check_parameters(body: dict[str, Any], endpoint: Endpoint) -> bool:
-    """Check what could harm the run: streaming and the limit of tokens.
+def check_parameters(body: dict[str, Any], endpoint: Endpoint, *, private: bool = False) -> bool:
+    """Check what could harm the run or its servers: streaming, the limit of tokens, addresses.
+
+    Args:
+        body: Of the request.
+        endpoint: Where it goes.
+        private: Its addresses may be of private networks.
 
     Returns:
         Whether the row has a limit of its own.
     """
     if body.get("stream"):
         raise RowRejectedError("stream", "asks for streaming: leave stream out")
+    check_elsewhere(body, private=private)
     if endpoint == "generate":
-        _check_images(body.get("image_data"))
         sampling = body.get("sampling_params")
         if sampling is None:
             return False
@@ -138,12 +142,3 @@ def _has_limit(parameters: dict[str, Any], name: str) -> bool:
     if type(value) is not int or value < 1:
         raise RowRejectedError("max_tokens", f"{name} is no whole number of at least 1")
     return True
-
-
-def _check_images(images: Any) -> None:
-    for image in images if type(images) is list else [images]:
-        if type(image) is not str or image[:8].lower().startswith(("http://", "https://")):
-            continue
-        # /generate opens a file of the server when it is given a path instead of an address.
-        if image[:5].lower() == "file:" or image[-5:].lower().endswith(_IMAGE_ENDINGS):
-            raise RowRejectedError("url_scheme", "image_data names a local file: not sent")

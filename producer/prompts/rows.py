@@ -55,6 +55,7 @@ class RowRules(msgspec.Struct, frozen=True, kw_only=True):
             `messages` and `conversations` anew (`producer.prompts.turns`).
         model: The run's model; a row that names another is rejected.
         max_tokens_given: The run has a limit, so that rows need none of their own.
+        private_addresses: Rows may have servers fetch from private networks.
     """
 
     id_field: str | None = None
@@ -62,6 +63,7 @@ class RowRules(msgspec.Struct, frozen=True, kw_only=True):
     turns: Literal["last", "all"] | None = None
     model: str | None = None
     max_tokens_given: bool = False
+    private_addresses: bool = False
 
 
 class Row(msgspec.Struct, gc=False):
@@ -92,6 +94,7 @@ class RowChecker:
     def __init__(self, rules: RowRules) -> None:
         self._rules = rules
         self._model = rules.model
+        self._private = rules.private_addresses
         self._plain_ids = (rules.id_field,) if rules.id_field else _PLAIN_IDS
         self._batch_ids = (rules.id_field,) if rules.id_field else _BATCH_IDS
         self.ids_found = 0
@@ -179,7 +182,7 @@ class RowChecker:
             if extra:
                 self._note_unsent(extra)
         if endpoint == "chat" and form != "prompt":
-            check_messages(body["messages"])
+            check_messages(body["messages"], private=self._private)
         self._check(body, endpoint)
         if endpoint == "chat" and self._rules.turns == "all":
             return Row(id_json, endpoint, body, extra, self._ask_for_all(body))
@@ -232,7 +235,7 @@ class RowChecker:
             raise RowRejectedError("empty_prompt", "prompt is empty")
         if type(value) is list and type(value[0]) is dict:
             messages = self._messages(value)
-            check_messages(messages)
+            check_messages(messages, private=self._private)
             return "chat", {"messages": messages}
         raise RowRejectedError("bad_type", "prompt is neither text nor a list of messages")
 
@@ -244,7 +247,7 @@ class RowChecker:
         if self._rules.turns != "last":
             self.answered += self._rules.turns is None
             return value
-        check_messages(value)
+        check_messages(value, private=self._private)
         return without_last_answer(value)
 
     def _with_side_text(
@@ -266,7 +269,7 @@ class RowChecker:
         if endpoint == "chat":
             if "messages" not in body:
                 raise RowRejectedError("no_prompt", "body has no messages")
-            check_messages(body["messages"])
+            check_messages(body["messages"], private=self._private)
         elif endpoint == "completions":
             check_text(body.get("prompt"), "prompt", several=True)
         else:
@@ -279,7 +282,7 @@ class RowChecker:
         return Row(id_json, endpoint, body, extra)
 
     def _check(self, body: dict[str, Any], endpoint: Endpoint) -> None:
-        limited = check_parameters(body, endpoint)
+        limited = check_parameters(body, endpoint, private=self._private)
         model = body.get("model")
         if model is not None and model != self._model:
             self._check_model(model)

@@ -123,7 +123,7 @@ def test_the_traceback_of_a_bug_holds_no_secret(
     monkeypatch.setenv("HEADRACE_API_KEY", "c4nary-of-the-server")
 
     def bug() -> None:
-        raise KeyError("c4nary-of-the-server at redis://u:c4nary-pass@h/0 \x1b[2J")
+        raise KeyError("c4nary-of-the-server at redis://c4nary-pass@h/0 \x1b[2J")
 
     assert run_program("producer", bug) == last_words.BUG
 
