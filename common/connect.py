@@ -164,8 +164,13 @@ def check(client: "redis.Redis", where: str) -> None:
 
 
 def persistence_warning(client: "redis.Redis") -> str | None:
-    """Say in one sentence that this Redis forgets everything when it stops, or None."""
-    info = client.info("persistence")
+    """Say in one sentence that this Redis forgets everything when it stops, or None.
+
+    Raises:
+        RedisUnusableError: Away.
+    """
+    with mapping_errors(client):
+        info = client.info("persistence")
     if info.get("aof_enabled"):
         return None
     return (

@@ -10,15 +10,16 @@ was. Without the variables nothing happens. Points have the form `part.step`, an
 import mmap
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 VARIABLE = "HEADRACE_CRASH_AT"
 TRACE_VARIABLE = "HEADRACE_CRASH_TRACE"
 TRACE_BYTES = 64
 
-_name, _, _count = os.environ.get(VARIABLE, "").partition(":")
-_remaining = int(_count or 1)
+_name = ""
+_remaining = 1
+_trace: mmap.mmap | None = None
 
 
 def _open_trace(path: str) -> mmap.mmap | None:
@@ -30,7 +31,15 @@ def _open_trace(path: str) -> mmap.mmap | None:
         return mmap.mmap(file.fileno(), TRACE_BYTES)
 
 
-_trace = _open_trace(os.environ.get(TRACE_VARIABLE, ""))
+def arm(environment: Mapping[str, str]) -> None:
+    """Read the variables; done at import, and again by a forked process that has its own."""
+    global _name, _remaining, _trace  # noqa: PLW0603 - one countdown and one trace a process
+    _name, _, count = environment.get(VARIABLE, "").partition(":")
+    _remaining = int(count or 1)
+    _trace = _open_trace(environment.get(TRACE_VARIABLE, ""))
+
+
+arm(os.environ)
 
 watcher: Callable[[str], None] | None = None
 """Set by in-process tests, which cannot kill themselves: called at every point, may raise."""

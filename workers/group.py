@@ -75,6 +75,9 @@ class SlotWorker(Worker):
 
     Attributes:
         stopped_by: Number of the signal that ended `work`, None when there was none.
+
+    Raises:
+        RedisUnusableError: From `workers start`: Redis went away since it was checked.
     """
 
     def __init__(
@@ -87,7 +90,13 @@ class SlotWorker(Worker):
     ) -> None:
         self.options = options
         self.stopped_by: int | None = None
-        super().__init__(queues, name or _worker_name(options), *args, **kwargs)
+        try:
+            super().__init__(queues, name or _worker_name(options), *args, **kwargs)
+        except connect.REDIS_ERRORS as error:
+            # RQ asks Redis who it is; its own command has its own words for a Redis that is away.
+            if options is None:
+                raise
+            raise connect.mapped(error, connect.address_of(kwargs["connection"])) from error
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._counted = (0, 0)

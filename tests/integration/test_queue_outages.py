@@ -6,13 +6,15 @@ from typing import cast
 import pytest
 import redis
 
-from common import connect, names
+from common import connect, names, snapshot
 from common.errors import RedisFullError, RedisUnusableError
 from common.queue import Jobs
 from common.queue.audit import audit_run
 from tests.support.queue_world import GROUP, MARK_BYTES, SERVER, QueueWorld, take
 from tests.support.redis_proxy import RedisProxy, redis_proxy
 from tests.support.redis_server import RedisServer
+from workers.group import SlotWorker
+from workers.options import GroupOptions
 
 LONGEST_S = 0.1
 
@@ -35,6 +37,37 @@ def fill_up(client: "redis.Redis") -> None:
 
 def make_room(client: "redis.Redis") -> None:
     client.config_set("maxmemory", 0)
+
+
+# --- Away ---------------------------------------------------------------------------------------
+
+
+def warned(client: "redis.Redis") -> object:
+    return connect.persistence_warning(client)
+
+
+def snapped(client: "redis.Redis") -> object:
+    return snapshot.read(client, "job")
+
+
+def as_rq_worker(client: "redis.Redis") -> object:
+    options = GroupOptions(group=GROUP, server=SERVER, host="host")
+    return SlotWorker([], connection=client, options=options)
+
+
+@pytest.mark.parametrize("ask", [warned, snapped, as_rq_worker])
+def test_a_redis_that_goes_away_is_told_as_ours(
+    valkey: RedisServer, ask: Callable[["redis.Redis"], object]
+) -> None:
+    # Met at the very end of an enqueue and between two steps of a worker group's start: a
+    # traceback, and the exit code of a run with failures.
+    with redis_proxy(valkey.port) as proxy, connect.client_for(proxy.url) as client:
+        client.ping()
+        proxy.shut = True
+        proxy.cut()
+
+        with pytest.raises(RedisUnusableError):
+            ask(client)
 
 
 # --- Full ----------------------------------------------------------------------------------------

@@ -15,13 +15,17 @@ class RedisProxy:
         delay_s: How long each piece takes, either way.
 
     Attributes:
+        target: That port; may change while nobody is connected.
+        delay_s: May be changed at any time.
+        shut: Connections are cut as they come.
         losing: How many answers are still to be lost; each counts it down.
         lost: How many were.
     """
 
     def __init__(self, port: int, *, delay_s: float = 0.0) -> None:
-        self._target = port
-        self._delay_s = delay_s
+        self.target = port
+        self.delay_s = delay_s
+        self.shut = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -33,32 +37,46 @@ class RedisProxy:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
 
+    def cut(self) -> None:
+        """Break every connection that is open."""
+        for each in list(self._open):
+            self._cut(each)
+
     def close(self) -> None:
         """Cut everything and wait for the threads."""
         self._cut(self._listener)
-        for each in list(self._open):
-            self._cut(each)
+        self.cut()
         for thread in self._threads:
             thread.join(5)
 
     def _spawn(self, target: Callable[..., None], *args: socket.socket) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
+                server = None if self.shut else self._reach()
+                if server is None:
+                    self._cut(client)
+                    continue
                 self._open |= {client, server}
                 self._spawn(self._ask, client, server)
                 self._spawn(self._answer, server, client)
 
+    def _reach(self) -> socket.socket | None:
+        """Connect to the Redis behind; None where it is away, which is no reason to end."""
+        try:
+            return socket.create_connection(("127.0.0.1", self.target))
+        except OSError:
+            return None
+
     def _ask(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 20):
-                time.sleep(self._delay_s)
+                time.sleep(self.delay_s)
                 server.sendall(data)
         self._cut(client)
         self._cut(server)
@@ -66,7 +84,7 @@ class RedisProxy:
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 20):
-                time.sleep(self._delay_s)
+                time.sleep(self.delay_s)
                 if self.losing > 0:
                     self.losing -= 1
                     self.lost += 1
