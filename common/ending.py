@@ -1,7 +1,8 @@
 """Prove that a run has ended, and say so in the store: the end test and `_SUCCESS`.
 
     1  inputs/ is listed, before anything of Redis is read
-    2  Redis: reconciled, sealed, every key ended, nothing in the streams
+    2  Redis: reconciled, sealed, every key ended, nothing in the streams; the last word in inputs/
+       is a seal, too
     3  distinct keys of inputs/ = total; completed, failed and cancelled by keys/ = by the ledger
     4  `_SUCCESS` is written; it names the inputs/ that it covers
     5  1 and 2 again, and the manifests: has anything moved, the object is deleted
@@ -19,14 +20,16 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from common import catalog, manifests, names
+from common import catalog, connect, manifests, names
 from common.cancelling import is_cancelled
 from common.crashpoints import reached
 from common.emptied import refuse_emptied
-from common.models import Manifest, RunRecord
+from common.models import Manifest, RunRecord, Seal
+from common.queue import Runs
 from common.queue.maintenance import Facts, Maintenance, TurnLostError
 from common.reader import current_records
 from common.store import ObjectStore
+from common.store.frames import digest_name
 from common.utc import utc_now
 
 if TYPE_CHECKING:
@@ -105,7 +108,8 @@ def try_to_end(client: "redis.Redis", store: ObjectStore, record: RunRecord) -> 
     try:
         with Maintenance(client, record) as turn:
             refuse_emptied(store, record)
-            return _test(turn, store, record)
+            runs = Runs(client, where=connect.address_of(client))
+            return _test(turn, runs, store, record)
     except TurnLostError:
         return None
 
@@ -136,7 +140,7 @@ def stands(store: ObjectStore) -> bool:
     return success.inputs == catalog.list_inputs(store).names
 
 
-def _test(turn: Maintenance, store: ObjectStore, record: RunRecord) -> EndReport:
+def _test(turn: Maintenance, runs: Runs, store: ObjectStore, record: RunRecord) -> EndReport:
     if is_cancelled(store):
         # Perhaps Redis was not told, or has forgotten it.
         turn.mark_cancelled()
@@ -145,6 +149,9 @@ def _test(turn: Maintenance, store: ObjectStore, record: RunRecord) -> EndReport
     missing = missing_in_redis(facts)
     if missing:
         return EndReport(missing=missing)
+    if not catalog.sealed(store, listing):
+        _seal(turn, runs, store, record)
+        return EndReport(missing=("its seal was written anew",))
     every = catalog.manifests_of(store, record.uid)
     tally = count(store, every, listing)
     differences = differing(tally, facts)
@@ -167,6 +174,22 @@ def _test(turn: Maintenance, store: ObjectStore, record: RunRecord) -> EndReport
     turn.note_ended(facts.signature)
     log.info("run %s has ended: %s", record.run, success.status)
     return EndReport(ended=True)
+
+
+def _seal(turn: Maintenance, runs: Runs, store: ObjectStore, record: RunRecord) -> None:
+    """Say in the store what Redis knows: that no more prompts will come.
+
+    Producers that end at the same time may number their seals in another order than they close
+    in: then the last object of `inputs/` is not the last word. The number is taken before Redis is
+    asked again, so whoever begins after that has a higher one.
+    """
+    seq = runs.next_inputs_seq(record.run)
+    if not turn.facts().sealed:
+        return
+    word = msgspec.json.encode(Seal(sealed=True, source="end test", rows=0, ended_at=utc_now()))
+    _, digest = digest_name(word)
+    store.put_if_absent(names.seal_object(seq, digest), word)
+    reached("end.sealed")
 
 
 def missing_in_redis(facts: Facts) -> tuple[str, ...]:

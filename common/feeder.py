@@ -62,8 +62,8 @@ class Feeder:
         self._clock = clock
         self._turn = FeedTurn(client, record, token=secrets.token_hex(16))
         self._listing: list[str] = []
-        # The object in hand: where it was looked for from, its sequence, its rows, and how many of
-        # them are settled.
+        # The objects in hand, one as a rule: where they were looked for from, their sequence,
+        # their rows, and how many of those are settled.
         self._start = self._seq = -1
         self._rows: list[RawRow] = []
         self._settled = 0
@@ -135,7 +135,11 @@ class Feeder:
         self._through_s = None
         self._start, self._seq = start, catalog.inputs_seq(name)
         self._settled = 0
-        self._rows = catalog.raw_rows(catalog.input_rows(self._store, name))
+        # Two producers may have had one number: one before Redis was taken back, the other after.
+        alike = [other for other in self._listing if catalog.inputs_seq(other) == self._seq]
+        self._rows = catalog.raw_rows(
+            row for each in alike for row in catalog.input_rows(self._store, each)
+        )
         return True
 
     def _find(self, start: int) -> str | None:

@@ -120,6 +120,8 @@ class Keeper:
         if not self._watch.ready and not self._granted:
             return LOOK_S
         wanted = self._core.bound()
+        # Redis may take note of fewer and its answer be lost: then the others are another's.
+        self._granted = min(self._granted, wanted)
         before_s = time.monotonic()
         reply = await self._desk.ask(lambda: self._take(wanted, ""))
         if reply.what == "wait":

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
@@ -9,10 +10,13 @@ import redis
 
 from common import catalog, names
 from common.ending import EndReport, Success, revoke, stands, try_to_end
+from common.models import Seal
+from common.queue import Runs
 from common.queue.maintenance import Maintenance
 from common.queue.sinklease import new_token
 from common.reconcile import reconcile
 from common.store import StoredObject, open_store
+from common.store.frames import digest_name
 from tests.support.run_world import RUN, World
 from tests.support.sinks import drain, expire_lease, killed_at, partition_sink, run_sink, watching
 from workers.run_sink import Standing
@@ -82,6 +86,42 @@ def test_an_open_producer_keeps_the_run_open(ended: World) -> None:
     ended.runs.open_producer(RUN, "more.jsonl", "{}")
     assert not end_test(ended).ended
     assert success(ended) is None
+
+
+def test_producers_that_close_in_another_order_than_their_seals_leave_a_sealed_store(
+    ended: World,
+) -> None:
+    """Two producers end at once: the one that says `more will come` has the higher number."""
+    word = msgspec.json.encode(Seal(sealed=False, source="b", rows=0, ended_at="now"))
+    name = names.seal_object(ended.runs.next_inputs_seq(RUN), digest_name(word)[1])
+    ended.store.put_if_absent(name, word)
+    ended.runs.close_producer(RUN, "b", sealed=False)
+    ended.runs.close_producer(RUN, "a", sealed=True)
+
+    assert drain(run_sink(ended)) is Standing.FAILED  # some have failed: it has ended
+
+    listing = catalog.list_inputs(ended.store)
+    assert catalog.sealed(ended.store, listing)
+    written = success(ended)
+    assert written is not None
+    assert written.inputs == listing.names
+
+
+def test_a_producer_that_opens_while_the_store_is_sealed_anew_keeps_the_run_open(
+    ended: World,
+) -> None:
+    word = msgspec.json.encode(Seal(sealed=False, source="b", rows=0, ended_at="now"))
+    name = names.seal_object(ended.runs.next_inputs_seq(RUN), digest_name(word)[1])
+    ended.store.put_if_absent(name, word)
+    take = Runs.next_inputs_seq
+
+    def opens(runs: Runs, run: str) -> int:
+        runs.open_producer(run, "c", "{}")
+        return take(runs, run)
+
+    with mock.patch.object(Runs, "next_inputs_seq", opens):
+        assert not end_test(ended).ended
+    assert not catalog.sealed(ended.store, catalog.list_inputs(ended.store))
 
 
 def test_a_prompt_that_has_not_ended_keeps_it_open(ended: World) -> None:

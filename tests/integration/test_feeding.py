@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from common import names
+from common import catalog, names
 from common.cancelling import Canceller
 from common.feeder import FROM_START_AGAIN_S, Feeder
 from common.models import Counts
@@ -171,6 +171,19 @@ def test_an_object_that_comes_late_is_not_passed_over(world: World) -> None:
     world.queue(range(first, first + 3), inputs_seq=late_seq)
 
     assert sorted(end_all(world, one)) == list(range(10, 35))
+
+
+def test_two_objects_of_one_number_are_both_gone_through(world: World) -> None:
+    """A producer had its number from before Redis was taken back, another has the same after."""
+    world.accept(12)
+    first = int(world.client.hget(names.run(RUN), "inputs_seq") or 0)
+    for _ in range(2):
+        world.client.hset(names.run(RUN), "inputs_seq", first)
+        world.accept(10)
+    numbers = [catalog.inputs_seq(name) for name in catalog.list_inputs(world.store).rows]
+    assert len(numbers) == len(set(numbers)) + 1
+
+    assert sorted(end_all(world)) == list(range(32))
 
 
 def test_what_no_sequence_leads_to_is_found_from_the_start(world: World) -> None:

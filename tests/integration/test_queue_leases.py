@@ -1,11 +1,13 @@
 """Leases: renewed, given back, let go when cancelled; attempts charged to whoever holds one."""
 
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 import redis
 
 from common import names
+from common.queue.forgets import Forgets, Left
 from tests.support.queue_world import QueueWorld
 from tests.support.redis_server import RedisServer
 
@@ -215,3 +217,23 @@ def test_charges_in_a_row_pause_the_run_too(client: "redis.Redis") -> None:
     state = world.runs.state(world.run)
     assert state is not None
     assert "empty_answer" in (state.paused or "")
+
+
+def test_a_charge_brings_nothing_back_of_a_run_that_is_being_forgotten(
+    client: "redis.Redis",
+) -> None:
+    """A lease that has run out does not stop a forget, and its holder may be awake again."""
+    world = QueueWorld(client, prompts=1)
+    jobs = world.jobs("e1")
+    world.claim(jobs)
+    world.expire_leases([0])
+    forgets = Forgets(client, world.run)
+    left = forgets.begin(world.record.uid, lose_results=False)
+    assert isinstance(left, Left)
+
+    for _ in forgets.sweep(left, total=1):
+        assert jobs.charge(world.run, world.key(0), "timeout") == 0
+
+    found = {name.decode() for name in cast("list[bytes]", client.keys("*"))}
+    found = {name for name in found if "slots" not in name}
+    assert found == {names.tombstone(world.run)}

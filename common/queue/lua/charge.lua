@@ -5,6 +5,8 @@
 -- Returns the attempts so far in this try; 0 when the process does not hold the job.
 
 local epoch, run, hex = ARGV[1], ARGV[2], to_hex(ARGV[3])
+-- Of a run that is being forgotten the leases go last: nothing of it may be made anew.
+if redis.call('HEXISTS', run_key(run), 'uid') == 0 then return 0 end
 if not redis.call('ZSCORE', leases_key(run), hex) or not holds(run, hex, epoch) then return 0 end
 local attempts = tonumber(redis.call('HGET', rq_job(hex), 'attempts') or 0)
 if ARGV[5] ~= '' and attempts > tonumber(ARGV[5]) then return attempts end
