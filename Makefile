@@ -22,7 +22,7 @@ SHELL_FILES = $(shell find .ci deploy tests bench -type f \( -path .ci/run -o -n
 .DEFAULT_GOAL := help
 # `check` runs the cheap ones first, also under -j; and pytest's summary must come last.
 .NOTPARALLEL:
-.PHONY: help install demo format lint types imports test faults chaos cases real bench check lock clean
+.PHONY: help install demo format lint types imports test faults chaos soak cases real bench check lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ faults: install ## Only the faults: killed processes, lost answers, servers that
 
 chaos: install ## Processes killed at random for 10 minutes (ARGS="--seed S --minutes M --kills N --redis always --store s3")
 	$(PY) -m tests.chaos $(ARGS)
+
+soak: install ## Random walks over all of Redis and store for 10 minutes (ARGS="--minutes M --seed S --kind K --once --shrink")
+	$(PY) -m tests.machine.play $(ARGS)
 
 cases: install ## Only the faults that people met (CASES=folder)
 	$(PY) -m pytest -m cases $(ARGS)
