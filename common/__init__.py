@@ -17,6 +17,7 @@ Where things are:
     pins                           pure: what the first server of a run pins
     news notify hooks              what is told of a run, once for all; to a command or an address
     connect address embedded logs  Redis and logs, set up in one place
+    refusals                       pure: why Redis refused, in words, and what to do
     queue/                         RQ's keys, ledger, leases, slots, and all Lua
     streams                        result streams, read and acknowledged by one sink a partition
     store/                         S3 or a directory behind five calls
@@ -49,6 +50,10 @@ Decisions (2026-11-30):
   unfed), so conflicts, counts and the end of a run need no second source, and enqueue need not
   stay to feed. 10^7 prompts cost 0.4 GB of ledger. Failed prompts do not count against the window,
   though Redis keeps their requests.
+* What Redis is reconciled for is its run_id and its replication id: data that came from another
+  master (a replica that lagged, a master that was one for a while) changes only the second.
+* Every right of Redis' user is tried before a command changes anything: a script that lacks one
+  would find out in its midst, and half a finish would stay.
 * Sequences of `inputs/` come from Redis and go on above what the store has after a rebuild.
 * A producer registers by what it reads (host and paths), so the same command again takes the place
   of one that was killed; a run that waits for a producer that never returns is sealed by `producer

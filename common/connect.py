@@ -5,10 +5,12 @@ blocking read longer than the socket time-out raises. Both are set here explicit
 """
 
 import contextlib
+import logging
 import os
 import random
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import redis
@@ -16,7 +18,10 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from common.errors import RedisFullError, RedisUnusableError, UsageError
+from common.refusals import reason, remedy
 from common.secrecy import hide_address
+
+log = logging.getLogger(__name__)
 
 DEFAULT_URL = "redis://localhost:6379/0"
 DEFAULT_PORT = 6379
@@ -24,11 +29,15 @@ SOCKET_TIMEOUT_S = 20.0
 CONNECT_TIMEOUT_S = 5.0
 CHECK_TIMEOUT_S = 5.0
 """What the first call of a command gets: people wait for it."""
+LOADING_LOOK_S = 1.0
 
 MINIMUM_VERSION = (6, 2)
 
 REDIS_ERRORS = (redis.RedisError, OSError)
 """What a call on the client may raise when Redis is away, full or refusing."""
+
+ELSEWHERE = [redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError]
+"""After these the connection is given up: its name may lead to the new master by now."""
 
 
 def redis_url(given: str | None) -> str:
@@ -86,7 +95,7 @@ def timing(*, unix: bool) -> dict[str, Any]:
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "health_check_interval": 15,
         "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), 3),
-        "retry_on_error": [redis.ConnectionError, redis.TimeoutError],
+        "retry_on_error": [redis.ConnectionError, redis.TimeoutError, *ELSEWHERE],
         "decode_responses": False,
         **tcp,
     }
@@ -97,7 +106,7 @@ def without_retries(client: "redis.Redis") -> "redis.Redis":
 
     For calls whose repetition must say so: the caller repeats them itself.
     """
-    return _alike(client, retry=Retry(NoBackoff(), 0), retry_on_error=[])
+    return _alike(client, retry=Retry(NoBackoff(), 0), retry_on_error=ELSEWHERE)
 
 
 def impatient_client(url: str, limit_s: float) -> "redis.Redis":
@@ -119,7 +128,7 @@ def connect(url: str) -> "redis.Redis":
     """Connect and check that this Redis keeps what it is given.
 
     Raises:
-        RedisUnusableError: Away, refusing, older than 6.2, or set to evict keys.
+        RedisUnusableError: See `check`.
     """
     client = client_for(url)
     check(client, public_address(url))
@@ -127,35 +136,69 @@ def connect(url: str) -> "redis.Redis":
 
 
 def check(client: "redis.Redis", where: str) -> None:
-    """Check that this Redis keeps what it is given.
+    """Check that this Redis keeps what it is given; waits for one that is loading its data.
 
     Args:
         client: Of that Redis.
         where: Its address, for people.
 
     Raises:
-        RedisUnusableError: Away, refusing, older than 6.2, or set to evict keys.
+        RedisUnusableError: Away, refusing, older than 6.2, a replica, of a cluster, or set to
+            evict keys.
     """
-    # A Redis that takes connections and does not answer is told within seconds.
-    once_more = Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 1)
-    try:
-        with _alike(client, socket_timeout=CHECK_TIMEOUT_S, retry=once_more) as asking:
-            info = asking.info()
-    except redis.AuthenticationError as error:
-        raise RedisUnusableError(
-            f"Redis at {where} refused the user or password: check the address"
-        ) from error
-    except REDIS_ERRORS as error:
-        raise RedisUnusableError(
-            f"Redis at {where} cannot be reached ({_reason(error)}): is it running? Another "
-            "address is given by --redis or HEADRACE_REDIS; --redis embedded:DIR starts one"
-        ) from None
+    info = _info(client, where)
+    said = False
+    while info.get("loading") and info.get("role") == "master":
+        if not said:
+            log.warning("Redis at %s is loading its data: waiting for it", where)
+            said = True
+        time.sleep(jittered(LOADING_LOOK_S))
+        info = _info(client, where)
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MINIMUM_VERSION:
         raise RedisUnusableError(
             f"Redis at {where} is version {info['redis_version']}: Headrace needs 6.2 or newer"
         )
-    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if info.get("cluster_enabled"):
+        raise RedisUnusableError(
+            f"Redis at {where} is a node of a Redis Cluster, which Headrace does not support: "
+            "give a Redis that is none"
+        )
+    if info.get("role") != "master":
+        master = f"{info.get('master_host')}:{info.get('master_port')}"
+        raise RedisUnusableError(
+            f"Redis at {where} is a replica of {master} and takes no writes: give the address of "
+            "its master"
+        )
+    refuse_eviction(info, where)
+
+
+def _info(client: "redis.Redis", where: str) -> dict[str, Any]:
+    # A Redis that takes connections and does not answer is told within seconds.
+    once_more = Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 1)
+    try:
+        with _alike(client, socket_timeout=CHECK_TIMEOUT_S, retry=once_more) as asking:
+            return cast("dict[str, Any]", asking.info())
+    except redis.AuthenticationError as error:
+        raise RedisUnusableError(
+            f"Redis at {where} refused the user or password: check the address"
+        ) from error
+    except redis.ResponseError as error:
+        raise mapped(error, where) from error
+    except REDIS_ERRORS as error:
+        raise RedisUnusableError(
+            f"Redis at {where} cannot be reached ({reason(error)}): {remedy(error, where)}"
+        ) from None
+
+
+def refuse_eviction(memory: Mapping[str, Any], where: str) -> None:
+    """Raise RedisUnusableError where Redis may drop keys to make room.
+
+    Args:
+        memory: Of its INFO, the section memory or all.
+        where: Its address, for people.
+    """
+    policy = str(memory.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
         raise RedisUnusableError(
             f"Redis at {where} has maxmemory-policy {policy}, which drops queued prompts and "
@@ -180,8 +223,16 @@ def persistence_warning(client: "redis.Redis") -> str | None:
 
 
 def server_run_id(client: "redis.Redis") -> str:
-    """Read the id that changes whenever Redis restarts."""
-    return str(client.info("server")["run_id"])
+    """Name what a Redis holds: changes when it restarts, and when it takes another's data.
+
+    The scripts make the same of it (prelude.lua).
+    """
+    return run_id_of(client.info("server"), client.info("replication"))
+
+
+def run_id_of(server: Mapping[str, Any], replication: Mapping[str, Any]) -> str:
+    """Make that name from what INFO says in these sections."""
+    return f"{server['run_id']}/{replication['master_replid']}"
 
 
 def mapped(error: Exception, where: str) -> RedisUnusableError:
@@ -190,7 +241,7 @@ def mapped(error: Exception, where: str) -> RedisUnusableError:
         return RedisFullError(
             f"Redis at {where} is full (maxmemory): the flow pauses until it has room"
         )
-    return RedisUnusableError(f"Redis at {where}: {_reason(error)}")
+    return RedisUnusableError(f"Redis at {where}: {reason(error)}")
 
 
 def address_of(client: "redis.Redis") -> str:
@@ -213,12 +264,3 @@ def mapping_errors(client: "redis.Redis", where: str = "") -> Iterator[None]:
 def jittered(delay_s: float) -> float:
     """Spread a delay over [0.5, 1) of itself, so that many processes do not return as one."""
     return delay_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreading, not secrecy
-
-
-def _reason(error: BaseException) -> str:
-    # The text of a connection error may hold the address with its password, so only its kind and
-    # the system's own reason are told.
-    cause = error.__cause__ or error.__context__ or error
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
-    return type(error).__name__

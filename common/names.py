@@ -12,8 +12,9 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
     headrace:run:RUN             hash   uid, record (run.json), params, partitions, bits, output,
                                         created_ms, priority, paused, cancelled, cancel_done (all
                                         has ended, for so many objects of `inputs/`), seal, pinned,
-                                        reconciled (Redis run_id), inputs_seq, ended (the state
-                                        that `_SUCCESS` was written for, or `pending`), suspect
+                                        reconciled (run_id/replid of Redis), inputs_seq,
+                                        ended (the state that `_SUCCESS` was written
+                                        for, or `pending`), suspect
                                         (job that is tried alone), faults (in a row),
                                         last_active_ms, audited_ms, sink_error and
                                         sink_error_ms (why a sink stores nothing, and when it
@@ -67,6 +68,8 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 RUNS = "headrace:runs"
 WORKER_GROUPS = "headrace:worker_groups"
+RIGHTS_TRIED = "headrace:rights"
+"""Stem of the keys on which a user's rights are tried; gone when that has been done."""
 
 KEY_BYTES = 16
 LEAST_LEDGER_BITS = 12
@@ -215,6 +218,8 @@ def renewed(epoch: str) -> str:
 RQ_QUEUES = "rq:queues"
 RQ_SUSPENDED = "rq:suspended"
 RQ_JOB_STEM = "rq:job:"
+RQ_RIGHTS_TRIED = "rq:headrace_rights"
+RQ_CHANNEL_TRIED = "rq:pubsub:headrace_rights"
 _RQ_REGISTRIES = ("finished", "deferred", "scheduled", "ready", "clean_registries")
 """What RQ's own workers and tools may leave of a queue besides what Headrace uses."""
 

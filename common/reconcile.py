@@ -35,7 +35,7 @@ from common.errors import ConflictError, StateLostError, StoreDamagedError
 from common.models import RunRecord
 from common.quality import FLAGS
 from common.queue.maintenance import Maintenance, TurnLostError
-from common.queue.runs import PRIORITY_STEP_MS, being_forgotten
+from common.queue.runs import PRIORITY_STEP_MS, being_forgotten, foreign_queue
 from common.queue.scripts import call
 from common.reconcile_steps import Report, Steps
 from common.store import ObjectStore
@@ -155,6 +155,8 @@ def _make(
     )
     if reply[0] == b"forgetting":
         raise being_forgotten(record.run)
+    if reply[0] == b"foreign":
+        raise foreign_queue(record.run)
     return msgspec.json.decode(reply[1], type=RunRecord)
 
 

@@ -62,7 +62,7 @@ def read(
         None when this Redis does not know the run.
 
     Raises:
-        RedisUnusableError: Redis cannot be reached.
+        RedisUnusableError: Redis cannot be reached, or has been set to evict keys.
     """
     where = connect.address_of(client)
     runs = Runs(client, where=where)
@@ -94,9 +94,12 @@ def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standin
         pipe.hget(names.run(name), "ended")
         pipe.info("memory")
         pipe.info("server")
+        pipe.info("replication")
         pipe.zrange(names.RUNS, 0, -1)
         pipe.hgetall(names.counts(name))
-        suspended, ended, memory, server, others, counters = pipe.execute()
+        suspended, ended, memory, server, replication, others, counters = pipe.execute()
+    # Whatever the figures say, Redis may have dropped what they are made of.
+    connect.refuse_eviction(memory, connect.address_of(client))
     asked = state.record.params.model or (state.pinned or {}).get("model")
     return Standing(
         run=name,
@@ -110,7 +113,7 @@ def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standin
         paused=state.paused,
         suspended=bool(suspended),
         cancelled=state.cancelled,
-        unreconciled=state.reconciled != str(server["run_id"]),
+        unreconciled=state.reconciled != connect.run_id_of(server, replication),
         s3_error=f"sink cannot write: {sinks.error}" if sinks.error else "",
         sinks=sinks.sinks,
         redis_full=_full(

@@ -8,7 +8,7 @@ Failures:
     killed anywhere     the same call again: what is in the ledger is counted, what is only in
                         `inputs/` is written there once more under another name, which readers of
                         `inputs/` take for one prompt, and is queued
-    Redis is full       waits and says so, until there is room or somebody interrupts
+    Redis is full       waits and says so, as long as `--room-wait` allows
     the store is away   waits and says so; a denied write ends the call
 """
 

@@ -163,7 +163,7 @@ def mark_without_redis(where: Where, error: RedisUnusableError) -> RedisUnusable
 def connected_or_marked(where: Where, *, marks: bool) -> "redis.Redis":
     """Connect; where Redis is away, mark the store if that was asked for without a question."""
     try:
-        return connected(where.redis)
+        return connected(where.redis, writes=True)
     except RedisUnusableError as error:
         raise (mark_without_redis(where, error) if marks else error) from error
 

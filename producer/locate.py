@@ -196,9 +196,18 @@ def waits_of_run_at_work(record: RunRecord, redis: str | None) -> int | None:
     return counts.stream_entries if goes_on else None
 
 
-def connected(given: str | None) -> "redis.Redis":
-    """Connect to the Redis that `--redis` or the environment names; it must be there."""
-    from common.address import resolve_redis  # noqa: PLC0415
-    from common.connect import connect  # noqa: PLC0415
+def connected(given: str | None, *, writes: bool = False) -> "redis.Redis":
+    """Connect to the Redis that `--redis` or the environment names; it must be there.
 
-    return connect(resolve_redis(given, create=False))
+    Args:
+        given: Address as given, None for the default.
+        writes: The call changes something: a user who may not is told before.
+    """
+    from common.address import resolve_redis  # noqa: PLC0415
+    from common.connect import address_of, connect  # noqa: PLC0415
+    from common.queue.rights import refuse_missing_rights  # noqa: PLC0415
+
+    client = connect(resolve_redis(given, create=False))
+    if writes:
+        refuse_missing_rights(client, address_of(client))
+    return client

@@ -16,6 +16,7 @@ from common.emptied import unaccepted
 from common.errors import ConflictError, StateLostError
 from common.models import RunRecord
 from common.queue import Ledger, Runs
+from common.queue.rights import refuse_missing_rights
 from common.store import ObjectStore
 from producer.accepted import Inputs
 from producer.adding import Adder, Compared
@@ -43,6 +44,7 @@ class Call:
         self._url = url
         self._given_back = False
         self._client = connect(url)
+        refuse_missing_rights(self._client, self._where)
         self._runs = Runs(self._client, where=self._where)
 
     def carry_out(self) -> Outcome:
@@ -77,8 +79,13 @@ class Call:
         if made.uid != record.uid:
             # Another producer made the same run since we looked; all its prompts are the run's.
             adder = self._adder(made, intake)
-        inputs = Inputs(self._runs, joined.store, request.run, say=self._say)
-        self._add(inputs, adder, compared=compared, outcome=outcome, lost=bool(joined.lost))
+        self._add(
+            self._inputs(joined.store),
+            adder,
+            compared=compared,
+            outcome=outcome,
+            lost=bool(joined.lost),
+        )
         if self._given_back:
             # What the store gave back to this Redis counts as queued by this call.
             outcome.tally.added += compared.queued
@@ -86,12 +93,17 @@ class Call:
         if outcome.reading.rejected:
             path = place_rejects(intake.rejected_path, request.files, run=request.run)
             outcome.rejects_file = str(path)
-        outcome.queued = True
-        outcome.redis = self._url
+        outcome.queued, outcome.redis = True, self._url
         counts = self._runs.counts(request.run)
         outcome.total, outcome.unfed = counts.total, counts.unfed
         self._judge(outcome, compared)
         return outcome
+
+    def _inputs(self, store: ObjectStore) -> Inputs:
+        request = self._request
+        return Inputs(
+            self._runs, store, request.run, say=self._say, room_wait_s=request.room_wait_s
+        )
 
     def _refuse_cancelled(self) -> None:
         state = self._runs.state(self._request.run)

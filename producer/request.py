@@ -15,6 +15,9 @@ from producer.prompts.rows import RowRules
 Say = Callable[[str], None]
 """Tells people a sentence while the call goes on."""
 
+ROOM_WAIT_S = 900.0
+"""How long a full Redis is waited for: the first long answers may take minutes to make room."""
+
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What this call says of the run; None and absent members are not said.
@@ -43,6 +46,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         redis: Address as given, None for the default.
         priority: In the order of claims, None for what the run has.
         window: Most requests of the run in Redis, None for what the run has.
+        room_wait_s: How long a call to a full Redis is repeated.
         limit: Only the first rows, before they become samples.
         samples: Prompts that each row becomes; sample s sends seed + s.
     """
@@ -60,6 +64,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     keep_open: bool = False
     priority: int | None = None
     window: int | None = None
+    room_wait_s: float = ROOM_WAIT_S
     dry_run: bool = False
     version: str = ""
 

@@ -70,7 +70,7 @@ class Eligible:
         """List the runs to claim from, in claim order; empty when there are none.
 
         Raises:
-            RedisUnusableError: Away, or full before the first server is pinned.
+            RedisUnusableError: Away, set to evict keys, or full before the first server is pinned.
         """
         if identity is None:
             return []
@@ -113,7 +113,10 @@ class Eligible:
             if not self._only or name in self._only
         }
         with connect.mapping_errors(self._client):
-            limit = int(self._client.info("memory").get("maxmemory", 0))
+            memory = self._client.info("memory")
+        # Somebody may have changed it since the start.
+        connect.refuse_eviction(memory, connect.address_of(self._client))
+        limit = int(memory.get("maxmemory", 0))
         self._pinned = {name: pinned for name, (_, pinned) in found.items() if pinned is not None}
         self._records = {name: record for name, (record, _) in found.items()}
         self._mark_bytes = mark_bytes(limit)

@@ -32,6 +32,7 @@ from common.errors import HeadraceError, UsageError
 from common.logs import set_up_logs
 from common.program import values_of
 from common.queue import Groups, Jobs
+from common.queue.rights import refuse_missing_rights
 from workers.caretaker import Caretaker
 from workers.eligible import Eligible
 from workers.engine import Engine
@@ -127,6 +128,7 @@ class SlotWorker(Worker):
         client = own_client(self.connection)
         self.connection = client
         connect.check(client, connect.address_of(client))
+        refuse_missing_rights(client, connect.address_of(client), listens=True)
         options = with_name(options, self.name)
         with connect.mapping_errors(client):
             self.bootstrap(logging_level)

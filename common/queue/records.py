@@ -60,7 +60,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         sealed: Its producers' last call said that no more will come, and none is open.
         open_producers: Source -> what is known of the producer that has begun and not ended.
         pinned: Identity of the model that the first server had, None before any.
-        reconciled: Redis run_id for which Redis and the store were last brought together.
+        reconciled: What this Redis called itself (`connect.server_run_id`) when it and the store
+            were last brought together.
         window: Most requests of it in Redis, None where nobody said.
         last_active_ms: Redis TIME of the last claim or finish, 0 before any.
     """

@@ -56,6 +56,8 @@ class Runs:
             )
         if not reply:
             raise being_forgotten(record.run)
+        if reply == b"foreign":
+            raise foreign_queue(record.run)
         stored = msgspec.json.decode(cast("bytes", reply), type=RunRecord)
         refuse_change(stored, record)
         return stored
@@ -223,6 +225,14 @@ def being_forgotten(name: str) -> ConflictError:
     return ConflictError(
         f"run {name!r} is being forgotten, or that was interrupted: `producer forget {name}` ends "
         "it"
+    )
+
+
+def foreign_queue(name: str) -> ConflictError:
+    """Say that the name is another program's: a run's name is its RQ queue."""
+    return ConflictError(
+        f"Redis has an RQ queue {name!r} with jobs of another program, and a run's queue bears "
+        "its name: give another --run"
     )
 
 

@@ -3,8 +3,8 @@
 The prelude gives each script the name builders, so that Lua spells no key of its own, and the
 conversions between a key's 16 bytes, its job id in hex and its place in the ledger.
 
-A script runs as the function `main`: Redis 6.2 buries the code of a refused command in the text of
-an error of its own, and what refused a write must be told by its code.
+A script runs as the function `main`: Redis buries the code of a refused command in the text of an
+error of its own (6.2 in the midst of it), and why a command was refused must be told by its code.
 """
 
 from functools import cache
@@ -49,6 +49,14 @@ if done then return reply end
 local text = type(reply) == 'table' and reply.err or tostring(reply)
 if string.find(text, 'OOM command not allowed', 1, true) then
   return redis.error_reply('OOM a write was refused: Redis is full')
+end
+if string.find(text, 'executing the script can', 1, true)
+  or string.find(text, 'ACL failure', 1, true) then
+  return redis.error_reply('NOPERM ' .. string.gsub(text, '^ERR ', ''))
+end
+local code = string.match(text, '^%-?(%u+) ') or string.match(text, ': %-(%u+) ')
+if code and code ~= 'ERR' then
+  return redis.error_reply(code .. ' a command of a script was refused')
 end
 error(reply, 0)
 """

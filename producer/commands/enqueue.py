@@ -17,7 +17,7 @@ from producer.enqueue import enqueue
 from producer.options import JSON, PRIORITY, for_run
 from producer.prompts.rows import RowRules
 from producer.prompts.turns import unfit
-from producer.request import Asked, Request, run_name
+from producer.request import ROOM_WAIT_S, Asked, Request, run_name
 from producer.summary import as_json, as_text, next_lines
 
 _NOT_BY_PARAM = {
@@ -49,7 +49,7 @@ _SECTIONS = {
     "The rows": "id_field raw_prompt private_addresses turns samples limit skip_invalid",
     "The requests, kept by the run": "max_tokens model temperature top_p top_k min_p seed stop"
     " param request_timeout attempts",
-    "Calling it again": "keep_open accept_changes retry_failed",
+    "Calling it again": "keep_open accept_changes retry_failed room_wait",
 }
 
 
@@ -168,6 +168,14 @@ _SECTIONS = {
     help="Most requests of the run in Redis, the rest waits in the output.  [default: 1,000,000]",
 )
 @click.option(
+    "--room-wait",
+    type=click.FloatRange(min=0),
+    default=ROOM_WAIT_S,
+    show_default=True,
+    metavar="S",
+    help="How many seconds a full Redis is waited for; then the call ends, to be repeated.",
+)
+@click.option(
     "--skip-invalid",
     is_flag=True,
     help="Queue the good rows; the others go to FILE.rejected.jsonl with reasons.",
@@ -235,6 +243,7 @@ def command(**flags: Any) -> int:
         keep_open=flags["keep_open"],
         priority=flags["priority"],
         window=flags["window"],
+        room_wait_s=flags["room_wait"],
         dry_run=flags["dry_run"],
         version=_version(),
     )

@@ -35,7 +35,7 @@ def command(run: str, *, yes: bool, lose_results: bool, redis: str | None, json_
         producer forget prompts
         producer forget prompts --yes --json
     """
-    client = connected(redis)
+    client = connected(redis, writes=True)
     asked = plan(client, run, lose_results=lose_results)
     # What was begun can only be ended.
     if asked.record is not None and not confirmed(_question(asked), yes=yes):

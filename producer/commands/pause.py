@@ -30,7 +30,7 @@ def command(run: str, *, reason: str, redis: str | None, json_: bool) -> int:
         producer pause prompts --reason "the servers get another model"
         producer resume prompts
     """
-    client = connected(redis)
+    client = connected(redis, writes=True)
     address = address_of(client)
     runs = Runs(client, where=address)
     state = runs.state(run)

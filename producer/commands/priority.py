@@ -29,7 +29,7 @@ def command(run: str, priority: int, *, redis: str | None, json_: bool) -> int:
         producer priority prompts 5
         producer priority prompts -1
     """
-    client = connected(redis)
+    client = connected(redis, writes=True)
     address = address_of(client)
     runs = Runs(client, where=address)
     if runs.get(run) is None:

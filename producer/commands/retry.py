@@ -54,7 +54,7 @@ def command(
     where = where_of(run, output=output, endpoint_url=endpoint_url, redis=redis)
     asked = wanted(reasons, ids, cancelled=cancelled)
     told = retry(
-        connected(redis),
+        connected(redis, writes=True),
         where,
         asked,
         dry_run=dry_run,

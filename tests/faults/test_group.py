@@ -18,7 +18,7 @@ import pytest
 from rq.command import send_shutdown_command
 from rq.worker import Worker
 
-from common import names
+from common import connect, names
 from common.queue.jobs import LEASE_MS, SLOT_TTL_MS
 from tests.support.fleet import Fleet, write_prompts
 from tests.support.server_process import ServerProcess, free_port, wait_until
@@ -181,7 +181,7 @@ def plant_holder(
         "about": msgspec.json.encode(about).decode(),
     }
     server = f"http://{socket.gethostname()}:{fleet.simulator.ports[0]}"
-    run_id = fleet.client.info("server")["run_id"]
+    run_id = connect.server_run_id(fleet.client)
     now_ms = time.time() * 1000
     fleet.client.hset(
         names.slots(server),

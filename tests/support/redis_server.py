@@ -99,11 +99,15 @@ class RedisServer:
     def alive(self) -> bool:
         return self._process is not None and self._process.alive()
 
-    def start(self) -> Self:
-        """Start it, or start it again on the same data, and return when it answers."""
+    def start(self, settings: dict[str, str] | None = None) -> Self:
+        """Start it, or start it again on the same data, and return when it answers.
+
+        Args:
+            settings: For this life alone, by their own names.
+        """
         for _ in range(_PORT_TRIES):
             self.socket.unlink(missing_ok=True)
-            self._process = ServerProcess(self._command(), log=self.folder / "log")
+            self._process = ServerProcess(self._command(settings or {}), log=self.folder / "log")
             if self._process.wait_ready(self._answers):
                 return self
             if "in use" not in self._process.tail():
@@ -161,9 +165,9 @@ class RedisServer:
         """Wait until a large data set is in memory again."""
         wait_until(self._answers, "a Redis that has loaded its data")
 
-    def _command(self) -> list[str | Path]:
+    def _command(self, more: dict[str, str]) -> list[str | Path]:
         command: list[str | Path] = [self._binary, "--port", str(self.port)]
-        for name, value in self._settings.items():
+        for name, value in {**self._settings, **more}.items():
             command += [f"--{name}", value]
         return command
 

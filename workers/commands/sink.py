@@ -7,10 +7,11 @@ from types import FrameType
 import click
 
 from common.address import resolve_redis
-from common.connect import connect, persistence_warning
+from common.connect import address_of, connect, persistence_warning
 from common.last_words import tell
 from common.logs import set_up_logs
 from common.options import LOG_LEVEL, NOTIFY, REDIS, grace
+from common.queue.rights import refuse_missing_rights
 from workers.batch import Limits
 from workers.sink import Sink, SinkOptions
 
@@ -107,6 +108,7 @@ def sink(
         raise click.UsageError("--until-done needs runs: `workers sink RUN --until-done`")
     set_up_logs(log_level)
     client = connect(resolve_redis(redis))
+    refuse_missing_rights(client, address_of(client))
     warning = persistence_warning(client)
     if warning:
         tell(f"workers sink: {warning}")

@@ -53,7 +53,7 @@ local function requeued_by_hand(run, state, raw, hex, entry)
 end
 
 local function offer(run, state, hex)
-  if not is_job_id(hex) then
+  if not is_job_id(hex) or (not is_ours(hex) and not ledger_get(run, to_raw(hex), hex, state.bits)) then
     -- Not ours: a job that somebody put into this queue. It fails visibly, as RQ's own would.
     if redis.call('EXISTS', rq_job(hex)) == 1 then
       redis.call('HSET', rq_job(hex), 'status', 'failed')

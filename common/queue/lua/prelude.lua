@@ -75,8 +75,25 @@ local function now_ms()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
+-- Names what this server holds: its process, and the history that it replicates. The second alone
+-- changes where a replica that lags takes over a process's place in the same process: data that came
+-- from another master, or a master's after it had been a replica for a while.
 local function server_run_id()
-  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') .. '/' ..
+    string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+end
+
+-- Whether RQ's queue of this name holds jobs of another program.
+local function is_ours(id)
+  local data = redis.call('HGET', rq_job(id), 'data')
+  return not data or string.find(data, 'workers.group.generate', 1, true)
+end
+
+local function is_foreign_queue(run)
+  for _, id in ipairs(redis.call('LRANGE', rq_queue(run), 0, 9)) do
+    if not is_ours(id) then return true end
+  end
+  return false
 end
 
 -- A full Redis refuses a script at its first write unless that write can only free memory.

@@ -4,12 +4,14 @@
 -- ARGV: run, uid, record (JSON), bits, partitions, created (ms), claim order, priority, cancelled
 --   ('1' or ''), identity of the pinned model (JSON or ''), window (or ''), then pairs: counter, value,
 --   of what only progress.json remembers.
--- Returns {'ok', record that stands now}, or {'forgetting'} while a run of that name is forgotten.
+-- Returns {'ok', record that stands now}, {'forgetting'} while a run of that name is
+--   forgotten, or {'foreign'}: RQ's queue of that name holds jobs of another program.
 
 local run = ARGV[1]
 local stored = redis.call('HGET', run_key(run), 'record')
 if stored then return {'ok', stored} end
 if redis.call('EXISTS', forgetting_key(run)) == 1 then return {'forgetting'} end
+if is_foreign_queue(run) then return {'foreign'} end
 redis.call('HSET', run_key(run), 'uid', ARGV[2], 'record', ARGV[3], 'bits', ARGV[4],
   'partitions', ARGV[5], 'priority', ARGV[8], 'created_ms', ARGV[6])
 if ARGV[9] ~= '' then redis.call('HSET', run_key(run), 'cancelled', ARGV[9]) end
