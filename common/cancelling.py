@@ -57,6 +57,7 @@ def mark_store(store: ObjectStore, record: RunRecord) -> bool:
         store.put_if_absent(names.CANCELLED, msgspec.json.encode(mark))
     reached("cancel.marked")
     store.delete(names.SUCCESS)
+    reached("cancel.revoked")
     return fresh
 
 

@@ -169,6 +169,7 @@ def _test(turn: Maintenance, runs: Runs, store: ObjectStore, record: RunRecord) 
         or len(manifests.listed(store)) != len({(m.partition, m.seq) for m in every})
     ):
         store.delete(names.SUCCESS)
+        reached("end.untrue")
         turn.note_ended("")
         return EndReport(missing=("something came while the end was tested",))
     turn.note_ended(facts.signature)

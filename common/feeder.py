@@ -82,6 +82,7 @@ class Feeder:
         if room is None:
             self._drop()
             return 0
+        reached("feed.begun")
         try:
             return self._feed(room)
         except FeedLostError:

@@ -68,7 +68,7 @@ def reconcile(
             if turn.reconciled and not deep:
                 return Report()
             refuse_emptied(store, record)
-            return Steps(client, store, record, turn=turn).go(deep=deep)
+            return Steps(client, store, record, turn=turn).go(deep=deep or turn.deep)
     except TurnLostError:
         return None
 

@@ -80,6 +80,7 @@ class Steps:
             # From here on sinks wait: an entry that went from stream to store would look lost.
             turn.distrust()
         self._pin()
+        reached("reconcile.begun")
         every = close_open(self._store, self._record, seqs=turn.seqs, intents=turn.intents)
         unknown = [m for m in every if deep or m.seq > turn.seqs[m.partition]]
         for _, lines in catalog.all_key_lines(self._store, unknown):
@@ -87,6 +88,7 @@ class Steps:
         reached("reconcile.taught")
         if deep:
             self._forget_lost(every)
+            reached("reconcile.forgotten")
         self._drop(unknown)
         reached("reconcile.dropped")
         for manifest in unknown:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common import catalog, connect
+from common.crashpoints import reached
 from common.models import RunRecord
 from common.queue.audit import AuditReport, audit_run
 from common.queue.ledger import CALL_ROWS, Ledger
@@ -40,6 +41,7 @@ def restore_bodies(store: ObjectStore, ledger: Ledger, missing: Collection[bytes
             step = catalog.raw_rows(rows[first : first + CALL_ROWS])
             reply = ledger.add(step)
             restored += reply.restored
+            reached("audit.restored")
             other_text = {key.hex().encode() for key in reply.conflicts}
             wanted -= {key.hex().encode() for key, _, _ in step} - other_text
     return restored

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from common import names
+from common.crashpoints import reached
 from common.errors import ConflictError, StoreUnusableError, UsageError
 from common.models import Params, RunRecord
 from common.queue import Runs
@@ -135,6 +136,7 @@ def make_run(runs: Runs, store: ObjectStore, record: RunRecord, *, priority: int
         # Made by another producer since we looked: joined if it is the same in all that counts.
         refuse_other_record(stored, record)
         record = stored
+    reached("enqueue.recorded")
     created = runs.create(record, priority=priority)
     _refuse_other_uid(store, stored_record(store), created)
     return created

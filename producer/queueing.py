@@ -196,6 +196,7 @@ class Call:
         reached("enqueue.opened")
         if revived or request.keep_open:
             inputs.store.delete(names.SUCCESS)
+            reached("enqueue.revoked")
         if revived or compared.queued:
             self._pass_two(adder, inputs, rows=outcome.reading.prompts, rewrite=lost)
         else:
@@ -210,6 +211,7 @@ class Call:
         inputs.until_room(
             lambda: self._runs.close_producer(run, source, sealed=not request.keep_open)
         )
+        reached("enqueue.closed")
 
     def _queue_lost(self, adder: Adder, store: ObjectStore, outcome: Outcome) -> None:
         """Queue again what had ended and lost its results, and count by what stands then."""

@@ -18,6 +18,7 @@ import msgspec
 import psutil
 
 from common import catalog, connect, ending
+from common.crashpoints import reached
 from common.emptied import unaccepted
 from common.errors import ConflictError, StateLostError
 from common.models import RunRecord
@@ -108,8 +109,11 @@ def resume(client: "redis.Redis", where: Where, *, seal: bool, say: Say) -> Resu
     if state.paused is not None:
         runs.resume(record.run)
         told.lifted = state.paused
+        reached("resume.lifted")
     _put_back(client, store, record, told, say=say)
+    reached("resume.compared")
     _audit(client, store, record, told)
+    reached("resume.audited")
     if seal:
         told.closed = _seal(runs, Inputs(runs, store, record.run, say=say), record.run)
     state = _state(runs, record.run)
@@ -219,6 +223,7 @@ def _seal(runs: Runs, inputs: Inputs, run: str) -> int:
                 f"the producer {_named(about)} is at work: let it end, it seals the run itself"
             )
     inputs.seal("producer resume --seal", sealed=True, rows=0)
+    reached("resume.sealed")
     # One call more than there are: where none is open, the last one said that more would come.
     for source in [*state.open_producers, ""]:
         runs.close_producer(run, source, sealed=True)

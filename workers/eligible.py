@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from common import connect
+from common.crashpoints import reached
 from common.models import Claim, RunRecord
 from common.pins import difference, identity_of
 from common.queue import Runs
@@ -176,4 +177,5 @@ class Eligible:
         was = self._pinned.get(record.run)
         if was is None:
             was = self._pinned[record.run] = self._runs.pin(record.run, identity_of(identity))
+            reached("run.pinned")
         return was

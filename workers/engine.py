@@ -23,6 +23,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from common.crashpoints import reached
 from common.errors import HeadraceError, RedisUnusableError
 from common.models import Claim, KeptTurns, Result
 from common.queue import ClaimReply, Groups, Jobs
@@ -107,9 +108,11 @@ class Engine:
 
     async def charge(self, claim: Claim, reason: str, *, before: int) -> int:
         """Count an attempt in Redis (`needs.Charger`)."""
-        return await self._core.work.ask(
+        charged = await self._core.work.ask(
             lambda: self._core.jobs.charge(claim.run, claim.key, reason, before=before)
         )
+        reached("charge.counted")
+        return charged
 
     async def keep(self, kept: KeptTurns) -> str:
         """Keep finished turns in Redis (`needs.TurnStore`)."""
@@ -235,7 +238,7 @@ class Engine:
         runs = self._core.eligible.names(self._watch.identity)
         if not runs:
             return None
-        return self._core.jobs.claim(
+        reply = self._core.jobs.claim(
             count,
             runs=runs,
             stream_mark_bytes=self._core.eligible.stream_mark_bytes(),
@@ -243,6 +246,9 @@ class Engine:
             alone=not len(self._holdings),
             lease_ms=self._core.options.timing.lease_ms,
         )
+        if reply.claims:
+            reached("claim.leased")
+        return reply
 
     # --- requests ---
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from common.crashpoints import reached
 from common.errors import RedisUnusableError
 from common.models import Result
 from common.queue import Jobs
@@ -124,6 +125,7 @@ class Finisher:
             # It may have been made all the same.
             self._mark_repeated(batch)
             raise
+        reached("finish.recorded")
         kept = 0
         for result, word in zip(batch, words, strict=True):
             if word in _KEPT:

@@ -11,6 +11,7 @@ import os
 import time
 from functools import partial
 
+from common.crashpoints import reached
 from common.errors import BackendError, RedisUnusableError
 from common.queue import SlotReply
 from common.queue.jobs import SLOT_TTL_MS, Holder
@@ -102,6 +103,7 @@ class Keeper:
         """Give up all slots."""
         self._granted = 0
         await self._desk.ask(lambda: self._take(0, ""))
+        reached("slots.released")
 
     async def _take_over(self) -> None:
         """End what a dead process of this worker group left: its requests, leases and slots."""
@@ -133,6 +135,7 @@ class Keeper:
         while reply.what == "settle":
             dead = reply.other
             await self._abort(dead)
+            reached("slots.aborted")
             before_s = time.monotonic()
             reply = await self._desk.ask(partial(self._take, wanted, dead))
         if reply.what == "refused":
@@ -141,6 +144,8 @@ class Keeper:
                 f"the server {self._jobs.server} is driven by worker group {reply.other}: stop "
                 f"that one first, or give this one ({self._jobs.group}) its own server"
             )
+        if reply.slots:
+            reached("slots.taken")
         changed = reply.slots != self.slots
         self._granted = reply.slots
         self._deadline_s = before_s + SLOT_TTL_MS / 1000 - MARGIN_S
@@ -172,6 +177,8 @@ class Keeper:
         lease_ms = self._timing.lease_ms
         # Also with nothing held: the right to reap hangs on it.
         words = await self._desk.ask(lambda: self._jobs.renew(held, lease_ms=lease_ms))
+        if held:
+            reached("lease.renewed")
         for key, word in zip(held, words, strict=True):
             if word in {"gone", "stolen"}:
                 self._endings.lose(key)
@@ -182,6 +189,8 @@ class Keeper:
                 dead_epoch=dead_epoch, lease_ms=self._timing.lease_ms, steady=not dead_epoch
             )
         )
+        if back or parked or convicted:
+            reached("reap.ended")
         if back or parked:
             log.warning("took back %d jobs of a process that is gone, parked %d", back, parked)
         for claim in convicted:
@@ -190,8 +199,11 @@ class Keeper:
     async def _inherit(self, epoch: str, holder: Holder) -> None:
         log.warning("process %s of this worker group is gone: ending what it left", epoch)
         await self._abort(epoch, holder)
+        reached("takeover.aborted")
         await self._reap(epoch)
+        reached("takeover.reaped")
         await self._desk.ask(lambda: self._take(0, epoch))
+        reached("takeover.settled")
 
     async def _abort(self, epoch: str, holder: Holder | None = None) -> None:
         """Abort whatever a process that is gone may have left open at the server."""

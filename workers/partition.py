@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_TRIES = 5
+_STORED = {"shards": "sink.shards", "failures": "sink.failures", "keys": "sink.keys"}
 SHRINK = 8
 """A batch that keeps failing is cut into pieces of an eighth: 20,000 rows take five rounds."""
 
@@ -110,6 +111,7 @@ class PartitionSink:
         self._lease.intend(intent)
         reached("sink.intent")
         self._lease.attempt(intent)
+        reached("sink.attempted")
         if read.more:
             self._reader.read_ahead(intent.last, after_seq=intent.seq)
         return self._store(intent, entries)
@@ -187,7 +189,7 @@ class PartitionSink:
                 raise StoreDamagedError(
                     f"{self._objects.url}/{name} holds other rows than its name says: move it away"
                 )
-            reached(f"sink.{name.partition('/')[0]}")
+            reached(_STORED[name.partition("/")[0]])
 
     def _fault_of_batch(self, error: StoreUnusableError) -> bool:
         """Tell a store that is away or refuses everything from one that refuses this batch."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from common import names, snapshot
+from common.crashpoints import reached
 from common.errors import HeadraceError, RedisUnusableError
 from common.models import RunRecord
 from common.notify import Notifier
@@ -94,10 +95,12 @@ class ProgressWriter:
         self._notify(figures)
         data = msgspec.json.encode(figures)
         _replace(self._state_dir / name / names.PROGRESS, data)
+        reached("progress.kept")
         far = "://" in run.store.url
         if time.monotonic() - self._stored_s.get(name, float("-inf")) >= (STORE_S if far else 0):
             self._stored_s[name] = time.monotonic()
             run.store.put(names.PROGRESS, data)
+            reached("progress.stored")
 
     def _notify(self, figures: dict[str, Any]) -> None:
         if self._notifier is None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from functools import partial
 
+from common.crashpoints import reached
 from common.errors import RedisFullError, RedisUnusableError
 from common.models import KeptTurns
 from common.queue import Jobs
@@ -85,4 +86,6 @@ class Returns:
             # A full Redis takes jobs back and no turns: those are generated again.
             with contextlib.suppress(RedisFullError):
                 self._jobs.keep_turns(turns)
+            reached("return.turns")
         self._jobs.give_back(keys, died=died)
+        reached("return.given")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from common import connect, ending, names
 from common.cancelling import Canceller, is_cancelled
+from common.crashpoints import reached
 from common.emptied import refuse_emptied, unaccepted
 from common.errors import HeadraceError, StoreEmptiedError
 from common.feeder import Feeder
@@ -170,6 +171,7 @@ class RunSink:
                 lease.take()
             except PartitionLostError:
                 continue
+            reached("sink.took")
             self._sinks[number] = PartitionSink(
                 self._client, self.store, self.record, lease=lease, limits=self._limits
             )
@@ -219,6 +221,7 @@ class RunSink:
             stored = self.store.get(names.PINNED)
             if stored:
                 Runs(self._client).pin_again(self.record.run, stored)
+        reached("sink.pinned")
         self._pinned = True
 
     def _heed_cancellation(self) -> bool:

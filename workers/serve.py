@@ -10,6 +10,7 @@ import random
 
 import msgspec
 
+from common.crashpoints import reached
 from common.errors import RedisUnusableError, ServerUnusableError
 from common.models import Params, Result, Turn
 from common.utc import utc_now
@@ -105,6 +106,8 @@ class _Serving:
         while True:
             self._job.rid = self._request.rid
             outcome = await self._attempt()
+            if isinstance(outcome, ServerAnswer):
+                reached("serve.answered")
             verdict = await self._settle(classify(self._request, outcome), outcome)
             self._job.rid = ""
             if verdict.kind is Kind.COMPLETED and isinstance(outcome, ServerAnswer):

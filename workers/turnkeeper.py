@@ -8,6 +8,7 @@ when it is given back (`returns`). What ends as a result carries its turns itsel
 
 import asyncio
 
+from common.crashpoints import reached
 from common.errors import RedisUnusableError
 from common.models import KeptTurns
 from common.queue import Jobs
@@ -78,6 +79,7 @@ class TurnKeeper:
             for key in list(self._waiters):
                 self._tell(key, "away")
             return False
+        reached("turn.kept")
         for kept, word in zip(batch, words, strict=True):
             self._note(kept, word)
         return True

@@ -14,6 +14,7 @@ import msgspec
 
 from common import connect
 from common.cancelled_row import cancelled_result
+from common.crashpoints import reached
 from common.errors import StateLostError
 from common.models import Claim, RunRecord
 from common.queue.jobs import Jobs, read_claim
@@ -95,6 +96,8 @@ def audit_run(client: "redis.Redis", record: RunRecord, *, every_ms: int = 0) ->
     ledger = Ledger(client, record, where=connect.address_of(client))
     # Whatever is in RQ's list cannot be told from what is in none without reading all of it.
     relisted, missing = ledger.audit(relist=look.listed == 0)
+    if relisted:
+        reached("audit.listed")
     return AuditReport(relisted=relisted, cancelled=cancelled, missing=tuple(missing))
 
 
@@ -106,6 +109,7 @@ def _cancel(client: "redis.Redis", claims: list[Claim]) -> int:
         cancelled_result(claim, message="its job was cancelled in RQ", at=at) for claim in claims
     ]
     words = Jobs(client, epoch=_EPOCH, group=_EPOCH, server="").finish(results)
+    reached("audit.cancelled")
     return words.count("ok")
 
 

@@ -80,6 +80,7 @@ class Maintenance:
 
     Attributes:
         reconciled: Whether Redis and the store had been brought together when the turn began.
+        deep: A deep reconcile was begun and has not ended: its process has died.
         seqs: Last closed sequence of each partition, as Redis knows it.
         intents: Sequence of the standing intent of each partition, 0 without one.
 
@@ -94,7 +95,7 @@ class Maintenance:
         self._token = secrets.token_hex(16)
         self._run_id = ""
         self._ended = threading.Event()
-        self.reconciled = False
+        self.reconciled = self.deep = False
         self.seqs: list[int] = []
         self.intents: list[int] = []
 
@@ -258,9 +259,9 @@ class Maintenance:
 
     def _begin(self) -> None:
         reply = self._turn("begin")
-        self.reconciled = bool(reply[1])
-        self.seqs = [int(seq) for seq in reply[2::2]]
-        self.intents = [int(seq) for seq in reply[3::2]]
+        self.reconciled, self.deep = bool(reply[1]), bool(reply[2])
+        self.seqs = [int(seq) for seq in reply[3::2]]
+        self.intents = [int(seq) for seq in reply[4::2]]
 
     def _turn(self, operation: str, *args: Any) -> list[Any]:
         return self._call("reconcile_turn", operation, *args)

@@ -5,6 +5,7 @@ import msgspec
 
 from common.advice import count_of
 from common.connect import address_of
+from common.crashpoints import reached
 from common.errors import ConflictError, StateLostError
 from common.last_words import tell
 from common.models import Counts
@@ -39,6 +40,7 @@ def command(run: str, *, reason: str, redis: str | None, json_: bool) -> int:
     if state.cancelled:
         raise ConflictError(f"run {run!r} was cancelled: there is nothing to pause")
     runs.pause(run, reason)
+    reached("pause.set")
     counts = runs.counts(run)
     if json_:
         told = {

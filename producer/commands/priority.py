@@ -4,6 +4,7 @@ import click
 import msgspec
 
 from common.connect import address_of
+from common.crashpoints import reached
 from common.errors import StateLostError
 from common.last_words import tell
 from common.options import REDIS
@@ -35,6 +36,7 @@ def command(run: str, priority: int, *, redis: str | None, json_: bool) -> int:
     if runs.get(run) is None:
         raise StateLostError(unknown(run, address, known=runs.names()))
     before = runs.set_priority(run, priority)
+    reached("priority.set")
     order = runs.names()
     if json_:
         told = {"run": run, "priority": priority, "before": before, "order": order}

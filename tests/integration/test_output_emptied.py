@@ -1,6 +1,7 @@
 """An output that was removed or emptied: nothing is forgotten for it; enqueue makes it anew."""
 
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,6 +140,29 @@ def test_the_same_enqueue_makes_an_emptied_output_anew(
     assert stands(done.store)
     done.check_store()
     done.check_counts()
+
+
+def test_killed_when_run_json_is_there_again_the_same_call_makes_the_rest_anew(
+    done: World, enqueue: Enqueue, moto: S3Server
+) -> None:
+    empty(done.store)
+    killed = enqueue(
+        *range(10),
+        output=done.store.url,
+        env={**moto.environment(), "HEADRACE_CRASH_AT": "enqueue.remade"},
+    )
+
+    assert killed.code == -signal.SIGKILL
+    assert [found.name for found in done.store.list()] == [names.RUN_JSON]
+    state = done.runs.state(RUN)
+    assert state is not None
+    assert len(state.open_producers) == 1
+    assert done.runs.counts(RUN).completed == 10, "nothing is forgotten before inputs/ is back"
+    ended = enqueue(*range(10), output=done.store.url, env=moto.environment())
+    assert ended.told["lost_results"] == 10
+    done.finish(range(10))
+    assert drain(run_sink(done)) is Standing.COMPLETED
+    done.check_store()
 
 
 def test_a_file_of_several_brings_its_own_back_and_says_what_lacks(

@@ -6,16 +6,16 @@
 begin_even_when_full()
 local operation, run, uid, run_id, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
--- Returns {'ok', reconciled (1 or 0), then for each partition: last closed sequence, sequence of the
--- standing intent or 0}.
+-- Returns {'ok', reconciled, a deep reconcile was begun and not ended (1 or 0 each), then for each
+-- partition: last closed sequence, sequence of the standing intent or 0}.
 local function begin()
   if redis.call('HGET', run_key(run), 'uid') ~= uid then return {'unknown'} end
   if server_run_id() ~= run_id then return {'restarted'} end
   local held_by = redis.call('GET', maintenance_key(run))
   if held_by and held_by ~= token then return {'busy'} end
   redis.call('SET', maintenance_key(run), token, 'PX', TURN_MS)
-  local known = redis.call('HMGET', run_key(run), 'partitions', 'reconciled')
-  local reply = {'ok', known[2] == run_id and 1 or 0}
+  local known = redis.call('HMGET', run_key(run), 'partitions', 'reconciled', 'deep')
+  local reply = {'ok', known[2] == run_id and 1 or 0, known[3] and 1 or 0}
   for partition = 0, tonumber(known[1]) - 1 do
     local sink = redis.call('HMGET', sink_key(run, partition), 'seq', 'intent')
     reply[#reply + 1] = tonumber(sink[1] or 0)
@@ -38,8 +38,10 @@ local function cancelled()
   return {'ok'}
 end
 
--- Let claims and sinks wait until this turn's closing mark.
+-- Let claims and sinks wait until the closing mark of a deep reconcile, this one or, should its process
+-- die, the next: only a deep one counts anew what lost records had counted.
 local function distrust()
+  redis.call('HSET', run_key(run), 'deep', '1')
   redis.call('HDEL', run_key(run), 'reconciled')
   return {'ok'}
 end
@@ -117,6 +119,7 @@ local function close()
     end
   end
   redis.call('HSET', run_key(run), 'reconciled', run_id)
+  redis.call('HDEL', run_key(run), 'deep')
   return {'ok'}
 end
 
