@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import cast
 
 import redis
 
-from common import names
+from common.errors import HeadraceError
+from common.queue import Runs
 from tests.chaos.actors import Actor
 from tests.chaos.hunting import Hunter
 from tests.chaos.kit import LEASE_S, RUN
@@ -141,13 +141,19 @@ class Player:
             return
         self._count_s = now_s + COUNT_EVERY_S
         try:
-            counts = cast(
-                "list[bytes | None]",
-                self.world.redis.client.hmget(names.counts(RUN), "completed", "failed"),
-            )
-        except redis.RedisError:
-            return
-        self.completed = sum(int(each or 0) for each in counts)
+            counts = Runs(self.world.redis.client).counts(RUN)
+        except (HeadraceError, redis.RedisError):
+            return  # not made yet, or just restarted
+        parts = (
+            counts.completed,
+            counts.failed,
+            counts.cancelled,
+            counts.in_flight,
+            counts.queued,
+        )
+        if min(parts) < 0 or sum(parts) != counts.total:
+            self.toll.wrong.append(f"the counts do not add up: {counts}")
+        self.completed = counts.completed + counts.failed
         per_file = self.world.kit.prompts // self.world.kit.files
         self.world.producing.allowed = self.completed // per_file + 3
 

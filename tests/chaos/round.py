@@ -175,7 +175,7 @@ def _judge(world: World, player: Player, result: Round) -> None:
     result.verified = bool(verdict["proven"])
     if not result.verified:
         player.toll.wrong.append(f"verify: {msgspec.json.encode(verdict)[:600].decode()}")
-    rows = _rows(world, names.SHARDS)
+    rows = _completions(world)
     kit = world.kit
     ids = {f"f{file}-{i}" for file in range(kit.files) for i in range(kit.prompts // kit.files)}
     player.toll.wrong += judging.wrong_rows(rows, ids)[:20]
@@ -226,11 +226,14 @@ def _verify(world: World) -> str:
     return done.stdout
 
 
-def _rows(world: World, folder: str) -> list[dict[str, Any]]:
+def _completions(world: World) -> list[dict[str, Any]]:
+    """Read every row of the shards that a manifest names: no other shard exists for a reader."""
     store = world.store()
+    manifests = b"".join(store.get(item.name) or b"" for item in store.list(names.MANIFEST))
     return [
         msgspec.json.decode(line)
-        for item in store.list(folder)
+        for item in store.list(names.SHARDS)
+        if f'"{item.name}"'.encode() in manifests
         for line in decompress(store.get(item.name) or b"").splitlines()
     ]
 
