@@ -135,7 +135,8 @@ def server_binary(package: str = PACKAGE) -> Path:
 def _home(directory: str | os.PathLike[str]) -> Path:
     home = Path(directory).expanduser().resolve()
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        # Prompts and answers lie there, and whoever can open the socket is let in.
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--redis embedded:{home}: {error.strerror}") from error
     return home
@@ -194,6 +195,7 @@ def _spawn(home: Path, lock: int, binary: Path) -> None:
         cwd=home,
         pass_fds=[lock],
         start_new_session=True,
+        umask=0o077,
         check=False,
     )
     if done.returncode:

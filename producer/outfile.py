@@ -3,6 +3,7 @@
 import fcntl
 import gzip
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -62,11 +63,12 @@ def whole_file(name: str) -> Iterator[OutFile]:
         return
     path = check_target(name)
     special = path.exists() and not path.is_file()
-    part = path if special else path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path if special else path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
     try:
         if not special:
             _remove_abandoned(path)
-        with part.open("wb") as raw:
+        # Never through a link that somebody else has laid there.
+        with part.open("wb" if special else "xb") as raw:
             _lock(raw)
             with _packing(name, raw) as file:
                 yield OutFile(file.write)

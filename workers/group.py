@@ -24,6 +24,7 @@ import msgspec
 import redis
 import uvloop
 from rq import Worker, worker_registration
+from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
 from typing_extensions import override
 
@@ -91,6 +92,8 @@ class SlotWorker(Worker):
     ) -> None:
         self.options = options
         self.stopped_by: int | None = None
+        # RQ's default unpickles what it reads: who can write to Redis could run code here.
+        kwargs["serializer"] = JSONSerializer
         try:
             super().__init__(queues, name or _worker_name(options), *args, **kwargs)
         except connect.REDIS_ERRORS as error:

@@ -1,6 +1,7 @@
 """Write progress.json: every few seconds to a file, every minute to an output that is far away."""
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -57,7 +58,7 @@ class ProgressWriter:
         self._written = written
         self._notifier = notifier
         self._stored_s: dict[str, float] = {}
-        # (uid, flag) of what was said to be odd about answers.
+        # (uid, text) of what was said once: what is odd about answers, why nothing is written.
         self._said: set[tuple[str, str]] = set()
 
     def run(self, ended: threading.Event) -> None:
@@ -76,7 +77,17 @@ class ProgressWriter:
                     self._notifier.redis_away(str(error))
                 return
             except (HeadraceError, OSError) as error:
-                log.debug("progress of run %s was not written: %s", run.record.run, error)
+                self._say_unwritten(run.record, error)
+            except Exception:
+                # What stands in Redis beside the counters may be anybody's; others go on.
+                log.exception("the figures of run %s cannot be read", run.record.run)
+
+    def _say_unwritten(self, record: RunRecord, error: Exception) -> None:
+        """Log once that progress.json is not written; a full disk harms nothing else."""
+        why = getattr(error, "strerror", None) or str(error)
+        if (record.uid, why) not in self._said:
+            self._said.add((record.uid, why))
+            log.warning("run %s goes on, but its progress is not written: %s", record.run, why)
 
     def look(self, name: str) -> None:
         """Show the figures of a run that cannot be served to who is notified."""
@@ -94,8 +105,13 @@ class ProgressWriter:
         figures = read.figures()
         self._notify(figures)
         data = msgspec.json.encode(figures)
-        _replace(self._state_dir / name / names.PROGRESS, data)
-        reached("progress.kept")
+        path = self._state_dir / name / names.PROGRESS
+        try:
+            _replace(path, data)
+        except OSError as error:
+            self._say_unwritten(run.record, OSError(error.errno, f"{path}: {error.strerror}"))
+        else:
+            reached("progress.kept")
         far = "://" in run.store.url
         if time.monotonic() - self._stored_s.get(name, float("-inf")) >= (STORE_S if far else 0):
             self._stored_s[name] = time.monotonic()
@@ -121,9 +137,11 @@ class ProgressWriter:
 def _replace(path: Path, data: bytes) -> None:
     """Write a file at one instant: a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{threading.get_ident()}")
+    # A name of its own that nobody can foresee: it leads nowhere else, and is no other sink's.
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
-        beside.write_bytes(data)
+        with beside.open("xb") as file:
+            file.write(data)
         beside.replace(path)
     finally:
         with suppress(OSError):

@@ -27,6 +27,7 @@ from common.errors import (
     ConflictError,
     HeadraceError,
     RedisUnusableError,
+    StateLostError,
     StoreEmptiedError,
     StoreUnusableError,
     UsageError,
@@ -244,8 +245,12 @@ class Sink:
         """Open the output of runs that are new here."""
         wanted: Sequence[str] = self._options.runs or self._runs.names()
         for name in wanted:
-            record = self._runs.get(name)
             known = self._served.get(name)
+            try:
+                record = self._runs.get(name)
+            except StateLostError as error:
+                self._say(logging.ERROR, name, str(error))
+                continue
             if record is None and known is None:
                 self._say(logging.WARNING, name, unknown_run(name))
             if record is None or (known and known.sink.record.uid == record.uid):

@@ -1,6 +1,6 @@
 """What worker groups and sinks say of themselves: one JSON a process, with its instant."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import cast
 
 import msgspec
@@ -44,10 +44,11 @@ class Groups:
         with self._errors():
             now_ms = self._now_ms()
             raw = cast("dict[bytes, bytes]", self._client.hgetall(names.WORKER_GROUPS))
-            read = {
-                epoch: msgspec.json.decode(value, type=GroupFigures)
-                for epoch, value in raw.items()
-            }
+            read: dict[bytes, GroupFigures] = {}
+            for epoch, value in raw.items():
+                # Another version's, or not ours: that one is not shown, the others are.
+                with suppress(msgspec.MsgspecError):
+                    read[epoch] = msgspec.json.decode(value, type=GroupFigures)
             old = [e for e, figures in read.items() if now_ms - figures.at_ms > _FORGET_MS]
             if old:
                 self._client.hdel(names.WORKER_GROUPS, *old)

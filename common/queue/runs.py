@@ -1,6 +1,6 @@
 """The runs that this Redis knows: creation, state, producers, pause. One call a round trip."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -66,32 +66,32 @@ class Runs:
         """Read a run's record; None when this Redis does not know the run."""
         with self._errors():
             raw = self._client.hget(names.run(name), "record")
-        return msgspec.json.decode(cast("bytes", raw), type=RunRecord) if raw else None
+        return record_of(name, cast("bytes", raw)) if raw else None
 
     def names(self) -> list[str]:
-        """List the runs in claim order."""
+        """List the runs in claim order; what is no run's name was not written by Headrace."""
         with self._errors():
             found = cast("list[bytes]", self._client.zrange(names.RUNS, 0, -1))
-        return [raw.decode() for raw in found]
+        listed = (raw.decode(errors="replace") for raw in found)
+        return [name for name in listed if names.RUN_NAME.fullmatch(name)]
 
     def records_and_pins(self) -> dict[str, tuple[RunRecord, dict[str, Any] | None]]:
         """Read all runs in claim order, each with what its first server pinned, None before any.
 
-        Two round trips.
+        Two round trips. One whose record cannot be read is left out: others go on.
         """
         listed = self.names()
         with self._errors(), self._client.pipeline(transaction=False) as pipe:
             for name in listed:
                 pipe.hmget(names.run(name), ["record", "pinned"])
             found = pipe.execute()
-        return {
-            name: (
-                msgspec.json.decode(record, type=RunRecord),
-                msgspec.json.decode(pinned) if pinned else None,
-            )
-            for name, (record, pinned) in zip(listed, found, strict=True)
-            if record
-        }
+        read: dict[str, tuple[RunRecord, dict[str, Any] | None]] = {}
+        for name, (record, pinned) in zip(listed, found, strict=True):
+            with suppress(StateLostError):
+                if record:
+                    pins = msgspec.json.decode(pinned) if pinned else None
+                    read[name] = record_of(name, record), pins
+        return read
 
     def state(self, name: str) -> RunState | None:
         """Read all that Redis says of a run besides its counters; None when it is unknown."""
@@ -104,7 +104,7 @@ class Runs:
         text = {key.decode(): value for key, value in members.items()}
         pinned = text.get("pinned")
         return RunState(
-            record=msgspec.json.decode(text["record"], type=RunRecord),
+            record=record_of(name, text["record"]),
             paused=text["paused"].decode() if "paused" in text else None,
             cancelled="cancelled" in text,
             sealed=text.get("seal") == b"1" and not producers,
@@ -233,6 +233,22 @@ def foreign_queue(name: str) -> ConflictError:
     return ConflictError(
         f"Redis has an RQ queue {name!r} with jobs of another program, and a run's queue bears "
         "its name: give another --run"
+    )
+
+
+def record_of(name: str, raw: bytes) -> RunRecord:
+    """Read a run's record as Redis keeps it.
+
+    Raises:
+        StateLostError: It is none, or that of a run of another name: somebody else wrote it.
+    """
+    with suppress(msgspec.MsgspecError):
+        record = msgspec.json.decode(raw, type=RunRecord)
+        if record.run == name:
+            return record
+    raise StateLostError(
+        f"what Redis holds as run {name} is no record of it: `redis-cli HDEL {names.run(name)} "
+        "record` removes it, and the same enqueue, or resume with --output, makes it anew"
     )
 
 

@@ -42,12 +42,13 @@ class RenewingClient:
         checksums: See `checksum_setting`.
 
     Raises:
-        UsageError: The endpoint is no URL.
+        UsageError: The endpoint is no URL, or holds a password.
     """
 
     def __init__(
         self, endpoint_url: str | None, *, sdk_attempts: int, checksums: Checksums
     ) -> None:
+        _refuse_secret(endpoint_url)
         self._endpoint_url = endpoint_url
         self._config = Config(
             connect_timeout=CONNECT_TIMEOUT_S,
@@ -94,3 +95,12 @@ class RenewingClient:
             raise UsageError(
                 "the S3 endpoint (--endpoint-url or AWS_ENDPOINT_URL_S3) is no URL: http(s)://HOST"
             ) from error
+
+
+def _refuse_secret(endpoint_url: str | None) -> None:
+    # A run keeps its endpoint, in Redis and in the store, and status shows it.
+    if endpoint_url and "@" in endpoint_url.partition("://")[2].partition("/")[0]:
+        raise UsageError(
+            "--endpoint-url holds a user or password: S3's keys come from AWS_PROFILE, ~/.aws or "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
