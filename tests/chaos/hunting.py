@@ -21,7 +21,7 @@ from tests.chaos.actors import (
     held_by_sink,
     wait_stopped,
 )
-from tests.chaos.kit import LEASE_S, RUN, SINK_LEASE_S
+from tests.chaos.kit import RUN, SINK_LEASE_S
 from tests.chaos.schedule import Action
 from tests.chaos.toll import Risk, Toll
 from tests.chaos.world import Server, World
@@ -187,7 +187,7 @@ class Hunter:
         self._later(action.length_s, lambda: victim.start(arm=action.arm, nth=action.nth))
 
     def _freeze(self, victim: Actor, action: Action, held: Held) -> None:
-        lease_s = SINK_LEASE_S if victim.kind == "sink" else LEASE_S
+        lease_s = SINK_LEASE_S if victim.kind == "sink" else self._world.kit.lease_s
         long = action.long and victim.kind != "producer"
         if long:
             self._toll.note_risk(victim, held, "frozen beyond its lease")

@@ -10,23 +10,12 @@ RUN = "job"
 Fsync = Literal["everysec", "always"]
 Store = Literal["directory", "s3"]
 
-LEASE_S = 20.0
 SINK_LEASE_S = 4.0
-TIMING = {
-    "lease_s": LEASE_S,
-    "leases_every_s": 1.0,
-    "reap_every_s": 1.0,
-    "slots_every_s": 1.0,
-    "ask_again_s": 0.2,
-    "faulty_again_s": 1.0,
-    "publish_every_s": 0.3,
-    "audit_every_s": 5.0,
-}
-"""A lease that no process on a busy machine misses by being slow: the account allows no redo."""
-
 LEASES = {"slots_ms": 6_000, "sink_ms": round(SINK_LEASE_S * 1000), "turn_ms": 4_000}
+"""Short, so that who comes after a dead process need not wait."""
 
-ENVIRONMENT = {"HEADRACE_TIMING": json.dumps(TIMING), "HEADRACE_LEASES": json.dumps(LEASES)}
+BATCH_S = {"directory": 0.4, "s3": 1.5}
+"""Age of a batch: after each restart of Redis all manifests are read, one call each."""
 
 
 class Kit(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +33,8 @@ class Kit(msgspec.Struct, frozen=True, kw_only=True):
         patience_s: How long a victim is waited for until it holds work; then it lives on.
         calm: Few kills, one at a time, each kind in turn; for the suite.
         pace: Steps a second.
+        lease_s: How long a job may be silent. The account allows no redo but after deaths, so it
+            must be longer than a busy machine lets any process wait.
     """
 
     prompts: int = 3_000
@@ -53,14 +44,29 @@ class Kit(msgspec.Struct, frozen=True, kw_only=True):
     producers: int = 2
     partitions: int = 3
     bound: int = 16
-    latency: str = "lognormal:0.6:1.2"
+    latency: str = "lognormal:0.5:1"
     window: int = 2_000
     kills: int = 150
     patience_s: float = 0.8
     calm: bool = False
     pace: float = 2.0
+    lease_s: float = 30.0
     fsync: Fsync = "everysec"
     store: Store = "directory"
+
+    def environment(self) -> dict[str, str]:
+        """Give what every process of the round is told of its clockwork."""
+        timing = {
+            "lease_s": self.lease_s,
+            "leases_every_s": 1.0,
+            "reap_every_s": 1.0,
+            "slots_every_s": 1.0,
+            "ask_again_s": 0.2,
+            "faulty_again_s": 1.0,
+            "publish_every_s": 0.3,
+            "audit_every_s": 5.0,
+        }
+        return {"HEADRACE_TIMING": json.dumps(timing), "HEADRACE_LEASES": json.dumps(LEASES)}
 
 
 SHORT = Kit(
@@ -76,5 +82,6 @@ SHORT = Kit(
     patience_s=30.0,
     calm=True,
     pace=4.0,
+    lease_s=120.0,
 )
 """What the suite plays."""

@@ -9,7 +9,7 @@ from common.errors import HeadraceError
 from common.queue import Runs
 from tests.chaos.actors import Actor
 from tests.chaos.hunting import Hunter
-from tests.chaos.kit import LEASE_S, RUN
+from tests.chaos.kit import RUN
 from tests.chaos.schedule import Action, Step
 from tests.chaos.toll import Toll
 from tests.chaos.world import World
@@ -31,12 +31,14 @@ class Player:
     Attributes:
         toll: What it has cost.
         completed: How many prompts had ended at the last look.
+        stood_still_s: The longest that this machine kept even us from looking.
     """
 
     def __init__(self, world: World, *, show: Callable[["Player"], None]) -> None:
         self.world = world
         self.toll = Toll()
         self.completed = 0
+        self.stood_still_s = self._ticked_s = 0.0
         self._show = show
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._hunter = Hunter(world, self.toll, later=self._later)
@@ -62,6 +64,9 @@ class Player:
     def tick(self) -> None:
         """Do what is due."""
         now_s = time.monotonic()
+        if self._ticked_s:
+            self.stood_still_s = max(self.stood_still_s, now_s - self._ticked_s)
+        self._ticked_s = now_s
         due = [timer for timer in self._timers if timer[0] <= now_s]
         self._timers = [timer for timer in self._timers if timer[0] > now_s]
         for _, call in due:
@@ -78,7 +83,7 @@ class Player:
         self.world.redis.proxy.losing, self.world.redis.proxy.delay_s = 0, 0.0
         if self.world.s3 is not None:
             self.world.s3.plan = s3_proxy.never
-        limit_s = time.monotonic() + LEASE_S + 10
+        limit_s = time.monotonic() + self.world.kit.lease_s + 10
         while (self._timers or self._any_frozen()) and time.monotonic() < limit_s:
             self.tick()
         for actor in self.world.actors:

@@ -31,6 +31,7 @@ class Round(msgspec.Struct, kw_only=True):
         redone, at_risk: Requests beyond one a prompt; how many the deaths could cost at most.
         forgot: Deaths of Redis after which answered writes were gone; `forgot_s` the longest span.
         most_open: The most requests of live processes at one server, which may have `bound`.
+        stood_still_s: The longest that the machine kept the runner itself from looking.
         failed: Prompts that ended as failures before they were tried again.
     """
 
@@ -50,6 +51,7 @@ class Round(msgspec.Struct, kw_only=True):
     most_open: int = 0
     bound: int = 0
     failed: int = 0
+    stood_still_s: float = 0.0
     verified: bool = False
     wrong: list[str] = []
 

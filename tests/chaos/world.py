@@ -10,7 +10,7 @@ from typing import Self
 from common.store import ObjectStore, open_store
 from tests.chaos.actors import Actor
 from tests.chaos.born import Nursery
-from tests.chaos.kit import ENVIRONMENT, RUN, Kit
+from tests.chaos.kit import BATCH_S, RUN, Kit
 from tests.chaos.producing import Producing
 from tests.chaos.redisside import RedisSide
 from tests.chaos.serverlog import ServerLog
@@ -86,7 +86,7 @@ class World:
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("RQ_")},
             **CREDENTIALS,
-            **ENVIRONMENT,
+            **kit.environment(),
             "PYTHONPATH": str(REPOSITORY),
             "HEADRACE_REDIS": self.redis.proxy.url,
         }
@@ -194,7 +194,7 @@ class World:
             "--state-dir",
             str(self.folder / f"state{index}"),
             "--batch-seconds",
-            "0.4",
+            str(BATCH_S[self.kit.store]),
             "--first-batch-seconds",
             "0.2",
             "--poll",
