@@ -45,6 +45,8 @@ class Held(msgspec.Struct, frozen=True):
     point: str = ""
 
 
+STOPS_S = 30.0
+
 NOTHING = Held(work=False)
 
 
@@ -155,7 +157,7 @@ class Actor:
 
 def wait_stopped(pid: int) -> None:
     """Wait until every thread of a process has stopped: SIGSTOP takes effect a little later."""
-    deadline_s = time.monotonic() + 5.0
+    deadline_s = time.monotonic() + STOPS_S
     while time.monotonic() < deadline_s:
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -164,6 +166,7 @@ def wait_stopped(pid: int) -> None:
         if stat.rpartition(")")[2].split()[0] in {"T", "Z", "X"}:
             return
         time.sleep(0.0002)
+    raise TimeoutError(f"process {pid} does not stop")
 
 
 def held_by_group(client: "redis.Redis", pid: int, point: str) -> Held:

@@ -53,13 +53,18 @@ class Player:
             due_s = time.monotonic() + step.gap_s
             while time.monotonic() < due_s or (kit.calm and self._hunter.hunts):
                 self.tick()
-            if self.toll.total >= kit.kills or self.toll.wrong or time.monotonic() > until_s:
-                break
-            if self.completed > kit.prompts * NEARLY and not kit.calm:
-                break
+                if self._enough(until_s):
+                    self._hunter.hunts.clear()
+                    return
             for action in step.actions:
                 self._begin(action)
-        self._hunter.hunts.clear()
+
+    def _enough(self, until_s: float) -> bool:
+        kit = self.world.kit
+        if self.toll.total >= kit.kills or self.toll.wrong or time.monotonic() > until_s:
+            return True
+        # From here on too few hold work.
+        return self.completed > kit.prompts * NEARLY
 
     def tick(self) -> None:
         """Do what is due."""

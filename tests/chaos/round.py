@@ -23,6 +23,7 @@ from tests.chaos.world import World
 
 END_LIMIT_S = 420.0
 CALL_TRIES = 6
+STOP_LIMIT_S = 120.0
 
 
 class NotEndedError(Exception):
@@ -246,7 +247,7 @@ def _stop(world: World, player: Player) -> None:
     running = [actor for actor in world.actors if actor.alive]
     for actor in running:
         actor.tell_to_end()
-    limit_s = time.monotonic() + 60.0
+    limit_s = time.monotonic() + STOP_LIMIT_S
     while any(actor.alive for actor in running) and time.monotonic() < limit_s:
         time.sleep(0.05)
     for actor in running:

@@ -58,10 +58,14 @@ class Server:
             self._starting.join(60)
 
     def _restart(self) -> None:
-        try:
-            self.process.restart()
-        except (RuntimeError, TimeoutError, OSError) as error:
-            self.failed.append(f"{self.name}: {error}")
+        for last in (False, False, True):
+            try:
+                self.process.restart()
+            except (RuntimeError, TimeoutError, OSError) as error:
+                if last:
+                    self.failed.append(f"{self.name}: {error}")
+            else:
+                return
 
 
 class World:

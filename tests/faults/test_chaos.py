@@ -14,7 +14,7 @@ from tests.chaos.round import play_round
 from tests.chaos.schedule import KINDS
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1100)
 def test_ten_kills_of_every_kind_lose_and_double_nothing(tmp_path: Path) -> None:
     seed = int(os.environ.get("HEADRACE_SEED") or random.SystemRandom().randrange(10**6))
     print(f"seed {seed}: repeat with HEADRACE_SEED={seed}")  # noqa: T201 - shown when it fails
