@@ -175,7 +175,8 @@ class Player:
             if not actor.alive:
                 self._note_end(actor)
         elif actor.kind == "producer":
-            if self.world.producing.wanted:
+            hunted = any(hunt.victim is actor for hunt in self._hunter.hunts)
+            if self.world.producing.wanted or hunted:
                 self.world.producing.begin(actor)
         elif not actor.waits and now_s >= actor.due_s:
             actor.start()
