@@ -19,8 +19,12 @@ from tests.chaos.schedule import Kind
 
 RESTING = {
     "",
+    "sink.took",
+    "sink.pinned",
     "sink.acknowledged",
     "sink.void",
+    "progress.kept",
+    "progress.stored",
     "reconcile.marked",
     "end.written",
     "end.revoked",

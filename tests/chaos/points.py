@@ -1,62 +1,37 @@
-"""The named crash points, read from the code, so that a new one joins by itself."""
+"""The named crash points of each kind of process; a new one joins by its first word."""
 
-import re
-from collections.abc import Iterator
 from functools import cache
 
+from common.crashpoints import POINTS
 from tests.chaos.schedule import Kind
-from tests.conftest import REPOSITORY
 
-_REACHED = re.compile(r'reached\(f?"([^"]+)"')
-_OBJECT = re.compile(r"\{[^}]*\}")
-OBJECTS = ("shards", "failures", "keys")
-"""What `sink.{folder}` stands for."""
+OWN = {
+    "producer": ("enqueue",),
+    "sink": ("sink", "progress"),
+    "group": ("run", "slots", "takeover", "claim", "serve", "charge", "finish", "return", "lease",
+              "reap"),
+}  # fmt: skip
+"""First words of the points of what a kind does all the time."""
 
-OF_SINKS = {"partition", "sink", "run_sink", "batch", "reading", "unstorable", "progress"}
-OF_ENQUEUE = {"adding", "queueing", "accepted", "joining", "mending", "resume"}
-"""Modules of `producer` that the producers of a round come through."""
-
-COMMON = {
+NOW_AND_THEN = {
+    "producer": ("adopt", "reconcile"),
     "sink": ("reconcile", "end", "feed"),
-    "group": ("reconcile", "feed", "claim", "finish", "renew", "reap", "slots"),
-    "producer": ("enqueue", "adopt"),
+    "group": ("reconcile", "feed", "audit", "turn"),
 }
-"""Which points of `common` a kind may come to, by their first word."""
+
+OFTEN = 3
+"""Points of what it does all the time are picked so many times as often: it will come to them."""
 
 
 @cache
 def points_of(kind: Kind) -> tuple[str, ...]:
-    """List the points that a process of this kind may die at, in order.
-
-    Those of its own package stand there three times: it comes to them more often than to those of
-    what it does now and then, and who picks one wants to see it die.
-    """
-    found = {
-        point: package
-        for package, module, point in all_points()
-        if _passes(kind, package, module, point)
-    }
+    """List the points that a process of this kind may die at, the likely ones repeated."""
     return tuple(
-        point
-        for point, package in sorted(found.items())
-        for _ in range(1 if package == "common" else 3)
+        point for point in sorted(POINTS) for _ in range(_weight(kind, point.partition(".")[0]))
     )
 
 
-def all_points() -> Iterator[tuple[str, str, str]]:
-    """Give every point with its package and module."""
-    for package in ("common", "producer", "workers"):
-        for path in sorted((REPOSITORY / package).rglob("*.py")):
-            if "simulator" in path.parts:
-                continue
-            for name in _REACHED.findall(path.read_text(encoding="utf-8")):
-                for each in OBJECTS if "{" in name else ("",):
-                    yield package, path.stem, _OBJECT.sub(each, name)
-
-
-def _passes(kind: Kind, package: str, module: str, point: str) -> bool:
-    if package == "producer":
-        return kind == "producer" and module in OF_ENQUEUE
-    if package == "workers":
-        return kind == ("sink" if module in OF_SINKS else "group")
-    return point.partition(".")[0] in COMMON.get(kind, ())
+def _weight(kind: Kind, word: str) -> int:
+    if word in OWN.get(kind, ()):
+        return OFTEN
+    return int(word in NOW_AND_THEN.get(kind, ()))

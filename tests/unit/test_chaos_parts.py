@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from common.crashpoints import POINTS
 from tests.chaos import judging, points, report
 from tests.chaos.schedule import KINDS, steps
 from tests.chaos.serverlog import ServerLog
@@ -34,11 +35,21 @@ def test_a_calm_schedule_kills_the_kinds_in_turn() -> None:
     assert {(len(step.actions), step.actions[0].how) for step in calm} == {(1, "kill")}
 
 
-def test_crash_points_come_from_the_code() -> None:
+def test_every_crash_point_that_a_kind_may_come_to_is_picked() -> None:
     assert {"sink.intent", "sink.shards", "sink.manifest"} <= set(points.points_of("sink"))
     assert {"enqueue.inputs", "enqueue.sealed"} <= set(points.points_of("producer"))
+    assert {"claim.leased", "finish.recorded"} <= set(points.points_of("group"))
     assert "sink.intent" not in points.points_of("group")
     assert points.points_of("server") == points.points_of("redis") == ()
+    # Of commands that a round does not call.
+    left = {"retry", "pause", "priority", "resume", "cancel", "forget"}
+    known = {
+        word
+        for words in (points.OWN, points.NOW_AND_THEN)
+        for own in words.values()
+        for word in own
+    }
+    assert {point.partition(".")[0] for point in POINTS} <= known | left
 
 
 def test_a_request_that_no_death_explains_is_found() -> None:
