@@ -97,6 +97,7 @@ POINTS = {
     "reconcile.bodies": "failed jobs have their requests",
     "reconcile.inputs": "the ledger has all of inputs/",
     "reconcile.marked": "claims and sinks go on",
+    "end.sealed": "the store has the seal that Redis knows of",
     "end.pending": "Redis says that a _SUCCESS may stand",
     "end.written": "it stands, and may be untrue",
     "end.untrue": "it was, and is gone; Redis still says pending",

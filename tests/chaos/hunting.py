@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 import redis
 
-from common import names
+from common import connect, names
 from tests.chaos.actors import (
     NOTHING,
     Actor,
@@ -254,18 +254,18 @@ class Hunter:
     def _redis_at_work(self) -> str:
         """Say what Redis is in the midst of; empty when it holds no work."""
         try:
+            run_id = connect.server_run_id(self._world.redis.client)
             with self._world.redis.client.pipeline(transaction=False) as pipe:
                 pipe.zcard(names.leases(RUN))
                 pipe.hget(names.run(RUN), "reconciled")
-                pipe.info("server")
                 for partition in range(self._world.kit.partitions):
                     pipe.hget(names.sink(RUN, partition), "intent")
-                leased, reconciled, info, *intents = pipe.execute()
+                leased, reconciled, *intents = pipe.execute()
         except (redis.RedisError, OSError):
             return ""
         if not leased:
             return ""
-        if reconciled != str(info["run_id"]).encode():
+        if reconciled != run_id.encode():
             return "leases, being reconciled"
         return "leases, a batch begun" if any(intents) else "leases"
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from common import catalog, names
+from common import catalog, connect, names
 from common.ending import revoke, stands, try_to_end
 from common.errors import StoreUnusableError
 from common.feeder import Feeder
@@ -302,7 +302,7 @@ def test_a_rebuild_killed_at_a_point_is_begun_anew(
             counts.failed,
             requests,
             counts.total,
-            reconciled=state.reconciled == world.client.info("server")["run_id"],
+            reconciled=state.reconciled == connect.server_run_id(world.client),
         )
         == durable
     )
@@ -361,6 +361,21 @@ def test_killed_while_the_end_is_told_redis_says_that_it_may_be_untrue(
 
     assert stands(world.store) is stands_now
     assert noted(world) == b"pending"
+    assert go_on(world) is Standing.COMPLETED
+
+
+def test_killed_when_the_store_has_the_seal_of_redis_the_end_is_tested_anew(world: World) -> None:
+    ended(world)
+    # The seals of two producers, numbered in another order than they closed in.
+    world.seal(sealed=False)
+    world.runs.close_producer(RUN, "source", sealed=True)
+
+    with killed_at("end.sealed"):
+        try_to_end(world.client, world.store, world.record)
+
+    assert catalog.sealed(world.store, catalog.list_inputs(world.store))
+    assert not stands(world.store)
+    assert noted(world) in {None, b""}
     assert go_on(world) is Standing.COMPLETED
 
 

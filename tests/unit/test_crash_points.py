@@ -116,6 +116,9 @@ KILLED_BY = {
         "store", "test_killed_after_lost_records_were_forgotten_their_prompts_come_back"
     ),
     **dict.fromkeys(["end.pending", "end.written"], _END),
+    "end.sealed": _FILES.format(
+        "store", "test_killed_when_the_store_has_the_seal_of_redis_the_end_is_tested_anew"
+    ),
     "end.untrue": _FILES.format(
         "store", "test_killed_when_an_untrue_success_is_gone_it_is_written_when_it_is_true"
     ),
