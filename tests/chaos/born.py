@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-START_S = 60.0
+START_S = 120.0
 END_S = 60.0
 
 
@@ -90,6 +90,7 @@ class Nursery:
     def close(self) -> None:
         """End it, and with it whatever of it still lives."""
         self._orders.close()
+        self._process.kill()
         self._process.wait(END_S)
         if self._process.stdout:
             self._process.stdout.close()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-START_LIMIT_S = 30.0
+START_LIMIT_S = 120.0
 STOP_LIMIT_S = 15.0
 _PR_SET_PDEATHSIG = 1
 

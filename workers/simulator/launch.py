@@ -26,7 +26,7 @@ import msgspec
 
 from workers.simulator.log import Account, read_log
 
-_READY_S = 30.0
+_READY_S = 120.0
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
