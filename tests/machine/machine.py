@@ -3,15 +3,15 @@
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from typing_extensions import override
 
 from producer import forget
 from producer.meter import Meter
 from tests.machine import heal
 from tests.machine.checks import Checks
-from tests.machine.process import GOOD, Process
-from tests.machine.rules_base import RULE_RUNS, SINKS, WORKERS
+from tests.machine.process import GOOD, Fate, Process
+from tests.machine.rules_base import RULE_RUNS, SINKS, WORKERS, hit
 from tests.machine.rules_producer import ProducerRules
 from tests.machine.rules_redis import RedisRules, ToolRules
 from tests.machine.rules_sinks import SinkRules
@@ -68,6 +68,27 @@ class Machine(WorkerRules, ProducerRules, SinkRules, RedisRules, ToolRules):
             self.suspend_or_resume(on=on)
         else:
             self.renew_sink(sink)
+
+    @precondition(lambda self: self.may_rewind)
+    @rule(name=SINKS, run=RULE_RUNS, worker=WORKERS, nth=st.integers(3, 8), goes_on=st.booleans())
+    def let_the_past_write(
+        self, name: str, run: str, worker: str, nth: int, *, goes_on: bool
+    ) -> None:
+        """A sink freezes, Redis goes back behind its batch and on, then the sink wakes up."""
+        frozen = len(self.world.frozen)
+        self._hard_step(name, run, worker, Fate(kind="freezes", nth=nth))
+        if len(self.world.frozen) == frozen or not self.world.points:
+            return
+        self.rewind(len(self.world.points) - 1)
+        self.sink_step("one", run)
+        for _ in range(2 * goes_on):
+            self.make_results(worker)
+            self.sink_step("one", run)
+        self.checks.all()
+        self.world.thaw(frozen)
+        hit("the past writes")
+        self.checks.all()
+        self.sink_step("one", run)
 
     @invariant()
     def all_holds(self) -> None:

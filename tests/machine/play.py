@@ -84,7 +84,8 @@ def main() -> int:
             )
         except Exception:  # noqa: BLE001 - told, and the next seed is played
             failures += 1
-            _say(f"FAILED: --seed {number} --kind {kind}\n{traceback.format_exc()}")
+            told_of = f"FAILED after {HITS['steps']:,} steps: --seed {number} --kind {kind}"
+            _say(f"{told_of}\n{traceback.format_exc()}")
         number += 1
         if asked.once or time.monotonic() >= until_s:
             break

@@ -24,7 +24,7 @@ from workers.partition import BatchRefusedError
 
 T = TypeVar("T")
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 EXPECTED = (HeadraceError, PartitionLostError, BatchRefusedError)
 """What a process may end an action with; anything else is a fault of the product."""
 
