@@ -3,12 +3,12 @@
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import msgspec
 
 from common import catalog, ending, manifests, names
-from common.models import Manifest, Record, Result
+from common.models import Manifest, Record, Result, RunRecord
 from common.queue import Jobs, LedgerEntry, Runs
 from common.queue.ledger import Ledger
 from common.reader import current_records, rank
@@ -130,10 +130,11 @@ class Checks:
     def all(self) -> None:
         for run in RUNS:
             stored, model = self.stored(run), self._world.models[run]
-            if self._world.record(run) is None:
+            record = self._world.record(run)
+            if record is None:
                 model.known = Known()
             else:
-                _Run(self._world, run, model, stored).check()
+                _Run(self._world, run, record, model, stored).check()
             if stored.stands():
                 missing = stored.accepted.keys() - stored.current.keys()
                 assert not missing, f"_SUCCESS, and {len(missing)} prompts have no record"
@@ -211,47 +212,46 @@ class Checks:
 
 
 class _Run:
-    """One run that Redis knows, at one instant."""
+    """One run that Redis knows, at one instant: read in one round trip, judged after that."""
 
-    def __init__(self, world: World, run: str, model: RunModel, stored: Stored) -> None:
+    def __init__(
+        self, world: World, run: str, record: RunRecord, model: RunModel, stored: Stored
+    ) -> None:
         self.run, self.model, self.stored = run, model, stored
-        self.client = world.client
-        record = world.record(run)
-        assert record is not None
-        keys = list(model.keys)
-        found = Ledger(world.client, record).lookup(keys)
-        self.ledger = {key: entry for key, entry in zip(keys, found, strict=True) if entry}
-        self.members = cast("dict[bytes, bytes]", world.client.hgetall(names.run(run)))
+        self.keys = list(model.keys)
+        with world.client.pipeline(transaction=True) as pipe:
+            pipe.info("server")
+            pipe.hgetall(names.run(run))
+            pipe.lrange(names.rq_queue(run), 0, -1)
+            for zset in (names.leases(run), names.parked(run), names.rq_started(run)):
+                pipe.zrange(zset, 0, -1)
+            for key in self.keys:
+                bucket = names.ledger_bucket(run, key, record.bits)
+                pipe.hget(bucket, names.ledger_field(key, record.bits))
+            for key in self.keys:
+                pipe.hmget(names.rq_job(key.hex()), ["request", "status", "turns"])
+            for lane in range(record.partitions):
+                pipe.xrange(names.results(run, lane))
+            info, members, listed, leased, parked, started, *rest = pipe.execute()
         self.counts = Runs(world.client).counts(run)
-        self.raw = self._raw_states(keys)
-        self.streams = [w for lane in range(record.partitions) for w in self._stream(lane)]
-        self.listed = self._ids(world.client.lrange(names.rq_queue(run), 0, -1))
-        self.leased = self._ids(world.client.zrange(names.leases(run), 0, -1))
-        self.parked = self._ids(world.client.zrange(names.parked(run), 0, -1))
-        self.reconciled = self.members.get(b"reconciled", b"").decode()
-        self.run_id = str(world.client.info("server")["run_id"])
-
-    def _raw_states(self, keys: list[bytes]) -> Counter[str]:
-        record = msgspec.json.decode(self.members[b"record"])
-        with self.client.pipeline(transaction=False) as pipe:
-            for key in keys:
-                pipe.hget(
-                    names.ledger_bucket(self.run, key, record["bits"]),
-                    names.ledger_field(key, record["bits"]),
-                )
-            return Counter(value[8:9].decode() for value in pipe.execute() if value)
-
-    def _stream(self, lane: int) -> list[Waiting]:
-        raw = cast("list[Any]", self.client.xrange(names.results(self.run, lane)))
-        return [
+        self.members = cast("dict[bytes, bytes]", members)
+        self.trusted = self.members.get(b"reconciled", b"").decode() == info["run_id"]
+        self.listed, self.leased, self.parked = (
+            {bytes.fromhex(job_id.decode()) for job_id in found}
+            for found in (listed, leased, parked)
+        )
+        self.started = [member.decode() for member in started]
+        many = len(self.keys)
+        values = dict(zip(self.keys, rest[:many], strict=True))
+        self.ledger = {k: LedgerEntry.read(value) for k, value in values.items() if value}
+        self.unfed = {k for k, value in values.items() if value and value[8:9] == b"u"}
+        self.jobs = dict(zip(self.keys, rest[many : 2 * many], strict=True))
+        self.streams = [
             Waiting(f[b"k"], int(f[b"t"]), LETTERS[f[b"o"]], len(f[b"r"]) + 100)
-            for _, f in raw
+            for lane in rest[2 * many :]
+            for _, f in lane
             if b"k" in f
         ]
-
-    @staticmethod
-    def _ids(raw: Any) -> set[bytes]:
-        return {bytes.fromhex(job_id.decode()) for job_id in raw}
 
     def check(self) -> None:
         self._counters()
@@ -260,7 +260,7 @@ class _Run:
         self._every_queued_prompt_is_somewhere()
         self._what_was_taken_stays()
         self._turns()
-        if self.reconciled == self.run_id:
+        if self.trusted:
             self._ledger_is_not_behind_the_store()
 
     def _counters(self) -> None:
@@ -270,15 +270,14 @@ class _Run:
         assert told == there, f"{self.run}: counters {told}, ledger {there}"
         assert counts.queued >= 0
         assert counts.queued + counts.in_flight == states["queued"]
-        assert counts.unfed == self.raw["u"], f"{self.run}: unfed {counts.unfed}, {self.raw}"
+        assert counts.unfed == len(self.unfed), f"{self.run}: unfed"
         assert counts.stream_entries == len(self.streams)
         assert counts.stream_bytes == sum(waiting.bytes for waiting in self.streams)
 
     def _registries(self) -> None:
-        raw = cast("list[bytes]", self.client.zrange(names.rq_started(self.run), 0, -1))
-        started = {member.decode() for member in raw}
-        assert len(started) == len(self.leased)
-        assert {member.split(":")[0] for member in started} == {k.hex() for k in self.leased}
+        assert len(self.started) == len(self.leased) == self.counts.in_flight
+        started = {member.split(":")[0] for member in self.started}
+        assert started == {key.hex() for key in self.leased}
         queued = {key for key, entry in self.ledger.items() if entry.state == "queued"}
         assert self.leased <= queued, "an ended prompt is leased"
         both = self.leased & self.parked
@@ -303,18 +302,13 @@ class _Run:
         for key, entry in self.ledger.items():
             if entry.state != "queued" or key in held | self.model.known.touched:
                 continue
-            raw = self.client.hget(
-                names.ledger_bucket(self.run, key, 12),
-                names.ledger_field(key, 12),
-            )
-            unfed = cast("bytes", raw)[8:9] == b"u"
-            assert unfed, f"{self.model.name(key)} is queued and in no list"
+            assert key in self.unfed, f"{self.model.name(key)} is queued and in no list"
             assert key in self.stored.accepted, f"{self.model.name(key)} waits, and is nowhere"
 
     def _whole(self, key: bytes) -> bool:
         """Its job has all that Headrace needs of it."""
-        job = self.client.hmget(names.rq_job(key.hex()), ["request", "status"])
-        return bool(job[0]) and job[1] != b"canceled"
+        request, status, _ = self.jobs[key]
+        return bool(request) and status != b"canceled"
 
     def _what_was_taken_stays(self) -> None:
         for (key, try_), outcome in self.model.known.ended.items():
@@ -331,8 +325,7 @@ class _Run:
 
     def _turns(self) -> None:
         for key in self.leased | self.listed | self.parked:
-            kept = cast("bytes", self.client.hget(names.rq_job(key.hex()), "turns") or b"")
-            before = b""
+            kept, before = self.jobs[key][2] or b"", b""
             for line in kept.splitlines(keepends=True):
                 ending_ = f"on {on(before)}\n".encode()
                 assert line.endswith(ending_), f"{self.model.name(key)}: turns of two talks"
