@@ -12,16 +12,17 @@ from tests.machine import heal
 from tests.machine.checks import Checks
 from tests.machine.process import GOOD, Fate, Process
 from tests.machine.rules_base import RULE_RUNS, SINKS, WORKERS, hit
+from tests.machine.rules_deaths import DeathRules
 from tests.machine.rules_producer import ProducerRules
 from tests.machine.rules_redis import RedisRules, ToolRules
 from tests.machine.rules_sinks import SinkRules
-from tests.machine.rules_workers import WorkerRules, call_redis
+from tests.machine.rules_workers import call_redis
 from tests.machine.world import HITS, World, playing
 
 MINOR = ["pause", "priority", "charge", "clean", "suspend", "renew a sink"]
 
 
-class Machine(WorkerRules, ProducerRules, SinkRules, RedisRules, ToolRules):
+class Machine(ProducerRules, SinkRules, DeathRules, RedisRules, ToolRules):
     """Everything, on outputs that honour conditions."""
 
     conditional = True

@@ -7,7 +7,7 @@ import msgspec
 
 from common.ids import key_of
 
-PROMPTS = 8
+PROMPTS = 14
 SAMPLES = 2
 
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+from typing_extensions import override
 
 from common import catalog
 from common.errors import ConflictError, StateLostError
@@ -18,9 +19,10 @@ from producer.meter import Meter
 from producer.prompts.rows import RowRules
 from producer.request import Asked, Request
 from tests.machine.model import PROMPTS
-from tests.machine.process import Deed, Fate, Process
-from tests.machine.rules_base import FATES, RULE_RUNS, Base, hit, often
-from tests.machine.world import World
+from tests.machine.process import GOOD, Deed, Fate, Process
+from tests.machine.rules_base import FATES, RULE_RUNS, hit, often
+from tests.machine.rules_workers import WorkerRules
+from tests.machine.world import RUNS, World
 
 SOURCES = st.sampled_from(["one", "other"])
 NUMBERS = st.lists(st.integers(0, PROMPTS - 1), min_size=1, max_size=6, unique=True)
@@ -81,8 +83,10 @@ class Typed:
         assert self.keys() <= accepted, "a call ended well and has not accepted all"
 
 
-class ProducerRules(Base):
+class ProducerRules(WorkerRules):
     """Rules of the producer's commands."""
+
+    added = 0
 
     def _enqueue(
         self,
@@ -138,6 +142,21 @@ class ProducerRules(Base):
     }
     enqueue = often(**typing)(_enqueue)
     enqueue_more = often(**typing)(_enqueue)
+
+    @override
+    def add_some(self) -> None:
+        for run in RUNS:
+            self.added += 3
+            typed = Typed(
+                self.world, run, "one", [n % PROMPTS for n in range(self.added, self.added + 3)]
+            )
+            typed.flags = {}
+            request = typed.request()
+            self.world.command(
+                lambda _, request=request: enqueue(request, say=say, meter=Meter),  # type: ignore[misc]
+                fate=GOOD,
+                then=typed.look,
+            )
 
     def _ledger(self, run: str) -> dict[bytes, Any]:
         return self.checks.ledger(run)

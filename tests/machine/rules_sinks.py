@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+from typing_extensions import override
 
 from common import names
 from common.feeder import Feeder
@@ -13,11 +14,12 @@ from common.reconcile import reconcile
 from common.reconcile_steps import Report
 from common.restore import audit_and_restore
 from tests.machine.process import GOOD, Deed, Fate, Process
-from tests.machine.rules_base import ENDS, FATES, RULE_RUNS, SINKS, WORKERS, Base, hit, often
+from tests.machine.rules_base import ENDS, FATES, RULE_RUNS, SINKS, WORKERS, hit, often
+from tests.machine.rules_workers import WorkerRules
 from workers.run_sink import RunSink, Standing
 
 
-class SinkRules(Base):
+class SinkRules(WorkerRules):
     """Rules of all that needs a store."""
 
     may_freeze_sinks = True
@@ -51,10 +53,7 @@ class SinkRules(Base):
     hard_step_again = often(**hard_stepping)(_hard_step)
     hard_step_on = often(**hard_stepping)(_hard_step)
 
-    def make_results(self, worker: str) -> None:
-        """Of whatever can be claimed."""
-        raise NotImplementedError
-
+    @override
     def sink_step(self, name: str, run: str, fate: Fate = GOOD) -> Standing | None:
         sink = self.world.sink(name)
         run_sink = self.world.run_sink(sink, run)
