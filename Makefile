@@ -22,7 +22,7 @@ SHELL_FILES = $(shell find .ci deploy tests bench -type f \( -path .ci/run -o -n
 .DEFAULT_GOAL := help
 # `check` runs the cheap ones first, also under -j; and pytest's summary must come last.
 .NOTPARALLEL:
-.PHONY: help install demo format lint types imports test faults chaos soak cases real bench check lock clean
+.PHONY: help install demo format lint types imports test faults chaos soak cases real bench check lock clean mutants
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ soak: install ## Random walks over all of Redis and store for 10 minutes (ARGS="
 
 cases: install ## Only the faults that people met (CASES=folder)
 	$(PY) -m pytest -m cases $(ARGS)
+
+mutants: install ## Take away each guard of the protocol in turn: its test must fail (ARGS="--only NAME")
+	$(PY) -m tests.mutants $(ARGS)
 
 real: install ## Against a real SGLang server on this machine's CPU
 	bash tests/real/run.sh

@@ -1,0 +1,142 @@
+"""What a worker group's process does not do: claim without right, keep what it cannot open."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from common.models import Claim
+from common.queue import SlotReply
+from common.queue.jobs import Holder
+from workers.desk import RedisDesk
+from workers.engine import Engine
+from workers.holdings import Holdings, Ready
+from workers.keeper import Keeper
+from workers.returns import Returns
+from workers.rids import Rids
+from workers.timing import Timing
+
+
+def claim(key: bytes = b"k" * 16) -> Claim:
+    return Claim(
+        run="r",
+        uid="u",
+        key=key,
+        fingerprint=b"f" * 8,
+        try_=1,
+        attempts=0,
+        deaths=0,
+        lost=0,
+        prompt=b"{}",
+    )
+
+
+def engine(*, slots: int = 4, ready: bool = True, blocked: bool = False) -> Engine:
+    """The part of an engine that decides, without its loops."""
+    made = object.__new__(Engine)
+    parts: dict[str, Any] = {
+        "_holdings": Holdings(),
+        "_keeper": SimpleNamespace(slots=slots),
+        "_watch": SimpleNamespace(ready=ready, rest_s=lambda: 0.0),
+        "_finisher": SimpleNamespace(blocked=blocked, full=False),
+        "_opened": SimpleNamespace(per_s=lambda _now_s: 0.0),
+        "_ramp": SimpleNamespace(restart=lambda _now_s: None),
+    }
+    for name, part in parts.items():
+        setattr(made, name, part)
+    made._returns = Returns(cast("Any", None), made._holdings, cast("Any", None))
+    return made
+
+
+def test_a_process_with_slots_and_a_server_claims() -> None:
+    assert engine()._claimable() > 0
+
+
+def test_without_slots_nothing_is_claimed() -> None:
+    assert engine(slots=0)._claimable() == 0
+
+
+def test_nothing_is_claimed_while_the_server_gives_no_token() -> None:
+    assert engine(ready=False)._claimable() == 0
+
+
+def test_nothing_is_claimed_while_results_wait_for_an_unknown_run() -> None:
+    assert engine(blocked=True)._claimable() == 0
+
+
+def test_nothing_is_claimed_beside_a_suspect() -> None:
+    one = engine(slots=100)
+    one._holdings.add_ready(Ready(claim(), suspect=True))
+
+    assert one._claimable() == 0
+
+
+@pytest.mark.parametrize(("slots", "ready"), [(0, True), (4, False)])
+def test_what_cannot_be_opened_goes_back_at_once(slots: int, *, ready: bool) -> None:
+    one = engine(slots=slots, ready=ready)
+    one._holdings.add_ready(Ready(claim()))
+
+    one._open_what_fits()
+
+    assert not one._holdings.ready
+    assert one._holdings.returning == {("r", b"k" * 16): False}
+
+
+# --- Slots of others -----------------------------------------------------------------------------
+
+
+class Told:
+    """What a keeper asks of Redis and of its server, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.group = "gpu0@test"
+        self.epoch = "mine"
+
+    def take_slots(self, wanted: int, *, settled: str, **_: Any) -> SlotReply:
+        self.said.append(f"take after {settled or 'nothing'}")
+        if not settled:
+            return SlotReply(what="settle", other="dead", rid_prefix="dead")
+        return SlotReply(what="granted", slots=wanted)
+
+    def holders(self) -> dict[str, Holder]:
+        about = msgspec.json.encode({"most": 2}).decode()
+        holder = {"slots": 2, "deadline_ms": 1, "rid_prefix": "dead", "group": "g", "about": about}
+        return {"dead": msgspec.convert(holder, Holder)}
+
+    async def abort(self, _rid: str) -> bool:
+        await asyncio.sleep(0)
+        self.said.append("abort")
+        return True
+
+
+async def test_expired_slots_are_settled_after_their_requests_were_aborted() -> None:
+    told, desk = Told(), RedisDesk("test")
+
+    async def quiet(_limit_s: float | None = None) -> bool:
+        await asyncio.sleep(0)
+        return False
+
+    core = SimpleNamespace(
+        jobs=told,
+        holdings=Holdings(),
+        beat=desk,
+        watch=SimpleNamespace(ready=True, quiet=quiet),
+        rids=Rids("mine"),
+        timing=Timing(),
+        client=told,
+        options=SimpleNamespace(host="here"),
+        bound=lambda: 4,
+        on_change=lambda: None,
+    )
+    keeper = Keeper(cast("Any", core), cast("Any", None))
+
+    await keeper._renew_slots()
+
+    desk.close()
+    assert keeper.slots == 4
+    assert told.said[0] == "take after nothing"
+    assert told.said[-1] == "take after dead"
+    assert set(told.said[1:-1]) == {"abort"}
