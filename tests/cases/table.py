@@ -17,6 +17,7 @@ _FORMS = _EXACT + "test_the_form_of_an_input_changes_no_key_fingerprint_or_reque
 _VERDICT = _EXACT + "test_every_line_gets_one_verdict_and_only_json_is_accepted"
 _PARQUET = "tests/unit/test_prompts_parquet.py::"
 _LIMITS = "tests/cases/test_limits.py::"
+_DISK = "tests/faults/test_store_outages.py::"
 _QUEUE = "tests/cases/test_queue_and_rq.py::"
 _REBUILDING = "tests/cases/test_rebuilding.py::"
 _RESUMING = "tests/cases/test_resuming.py::"
@@ -222,6 +223,26 @@ CASES: dict[str, tuple[str, ...]] = {
         _QUEUE_CASES + "test_b90_failed_prompts_are_never_counted_as_completed",
         "tests/integration/test_status.py::test_b90_what_has_failed_is_never_called_done",
         "tests/unit/test_figures.py::test_nothing_passes_for_completed_that_is_not",
+    ),
+    "B92": (
+        _DISK + "test_a_full_disk_is_told_and_goes_on_when_there_is_room",
+        _DISK + "test_a_disk_that_turns_read_only_is_waited_for",
+        (
+            "tests/integration/test_store_directory.py::"
+            "test_a_full_disk_is_said_and_leaves_nothing_half_written"
+        ),
+        (
+            "tests/integration/test_export_formats.py::"
+            "test_a_full_disk_is_told_and_leaves_the_file_as_it_was"
+        ),
+        "tests/integration/test_last_words.py::test_a_stdout_that_takes_nothing_is_told_in_a_line",
+        "tests/unit/test_spool.py::test_a_disk_that_fills_while_a_file_is_read_is_told_too",
+    ),
+    "B93": (
+        "tests/unit/test_secrecy.py::test_what_repeats_is_counted_once_a_minute_whoever_says_it",
+        "tests/unit/test_secrecy.py::test_a_fact_is_one_short_line_that_no_terminal_acts_on",
+        "tests/unit/test_noticing.py::test_failures_are_told_at_once_and_then_once_a_minute",
+        "tests/faults/test_secrets.py::test_no_secret_and_no_prompt_gets_where_it_does_not_belong",
     ),
 }
 
