@@ -14,8 +14,10 @@ from tests.machine.workers import Worker
 class DeathRules(WorkerRules):
     """Rules of what happens to worker processes."""
 
-    @rule(name=WORKERS, other=WORKERS, outcome=OUTCOMES, loses=LOSSES)
-    def overtake(self, name: str, other: str, outcome: str, loses: tuple[str, ...]) -> None:
+    @rule(name=WORKERS, other=WORKERS, outcome=OUTCOMES, keeps=st.integers(0, 1), loses=LOSSES)
+    def overtake(
+        self, name: str, other: str, outcome: str, keeps: int, loses: tuple[str, ...]
+    ) -> None:
         """A process freezes beyond its leases; another does its work; then it wakes up."""
         self.claim(name, 3, ())
         late = self._at_work(name)
@@ -25,7 +27,10 @@ class DeathRules(WorkerRules):
         quick = self._at_work(other)
         if quick is not None:
             self._reaped(quick, call_redis(self.world, quick, quick.jobs.reap), "reap")
-            self._work(other, 4, 0, outcome, (), sends=True)
+            self._work(other, 4, keeps, outcome, (), sends=True)
+        if keeps:
+            self.renew(name, ())
+            self.checks.all()
         self.answer(name, outcome, poison=False, which=0, all_=True, send=True, loses=loses)
 
     @rule(name=WORKERS, silent=st.booleans())
