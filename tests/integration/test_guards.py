@@ -304,6 +304,14 @@ def test_of_equal_ends_the_highest_try_counts(outcome: str) -> None:
     assert current_records(both) == current_records(both[::-1]) == {b"k" * 16: both[1]}
 
 
+def test_an_address_is_shown_without_user_and_password() -> None:
+    secret = "hunter2"
+
+    shown = connect.public_address(f"redis://user:{secret}@queue:6379/0")
+
+    assert shown == "redis://queue:6379/0"
+
+
 def test_what_a_client_says_of_an_address_is_not_told() -> None:
     secret = "hunter2"
     error = redis.ConnectionError(f"cannot reach redis://user:{secret}@queue:6379/0")
