@@ -20,6 +20,9 @@ SHOW_EVERY_S = 10.0
 
 def main() -> int:
     given = _arguments()
+    if given.show:
+        print(report.text_of([each for path in given.show for each in report.read(path)]))  # noqa: T201
+        return 0
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**6)
     kit = Kit(fsync=given.redis, store=given.store, kills=given.kills_a_round)
     if given.prompts:
@@ -88,6 +91,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--redis", choices=["everysec", "always"], default="everysec")
     parser.add_argument("--store", choices=["directory", "s3"], default="directory")
     parser.add_argument("--add", type=Path, metavar="FILE", help="JSON of rounds, added to")
+    parser.add_argument("--show", type=Path, nargs="+", metavar="FILE", help="only add these up")
     parser.add_argument("--folder", help="below which each round has its folder")
     parser.add_argument("--keep", action="store_true", help="keep all folders")
     parser.add_argument("--go-on", action="store_true", help="play on after a round that failed")
