@@ -243,12 +243,13 @@ class InputsListing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_inputs(store: ObjectStore) -> InputsListing:
-    """List `inputs/` without reading it."""
+    """List `inputs/` without reading it; what other tools left there is passed over."""
     prompts: list[str] = []
     seals: list[str] = []
     for found in store.list(names.INPUTS):
-        target = seals if "-seal-" in found.name else prompts
-        target.append(found.name)
+        kind = names.inputs_kind(found.name)
+        if kind:
+            (seals if kind == "seal" else prompts).append(found.name)
     last = max([*prompts, *seals], key=inputs_seq, default=None)
     return InputsListing(
         rows=prompts,

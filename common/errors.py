@@ -8,6 +8,7 @@ HeadraceError                    exit 1
       RedisFullError             no room; the flow pauses and goes on when there is
     StoreUnusableError           the bucket or directory refuses what a sink needs
       StoreFullError             no space left
+      StoreDeniedError           rights, credentials, region or bucket: no object is to blame
       StoreDamagedError          an object's bytes are not what was written
       StoreEmptiedError          the output is not there any more; the same enqueue makes it anew
     ServerUnusableError          the SGLang server: not there, wrong model, refuses our key
@@ -63,6 +64,13 @@ class StoreUnusableError(BackendError):
 
 class StoreFullError(StoreUnusableError):
     """The disk or the quota is full; the batch is kept."""
+
+
+class StoreDeniedError(StoreUnusableError):
+    """Rights, credentials, region or bucket: it is so until somebody changes them.
+
+    Never the fault of what is stored: a batch that meets it is kept as it is.
+    """
 
 
 class StoreDamagedError(StoreUnusableError):

@@ -58,11 +58,12 @@ def write(store: ObjectStore, manifest: Manifest) -> Manifest:
         StoreUnusableError: Not known whether it was written; the same call again finds out.
     """
     digest = identity(manifest)
-    if not store.conditional:
-        # The look is no guard against a writer at the same instant: hence the name below.
-        others = list(of_sequence(store, manifest.partition, manifest.seq))
-        if others:
-            return next((other for other in others if identity(other) == digest), others[0])
+    # Looked for under both kinds of names, and whatever the store promises: another sink's probe
+    # may have found otherwise, or the store have changed. It is no guard against a writer at the
+    # same instant: hence the condition, or the name below.
+    others = list(of_sequence(store, manifest.partition, manifest.seq))
+    if others:
+        return next((other for other in others if identity(other) == digest), others[0])
     ending = None if store.conditional else digest[:16]
     name = names.manifest_object(manifest.partition, manifest.seq, ending)
     if store.put_if_absent(name, msgspec.json.encode(manifest), rows_sha256=digest):

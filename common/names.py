@@ -62,6 +62,7 @@ Store, below the run's output prefix (`NN-SEQ` = partition as 2 digits, sequence
 """
 
 import re
+from typing import Literal
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What a run may be called: it becomes part of Redis keys, paths and RQ's queue name."""
@@ -272,6 +273,9 @@ FAILURES = "failures/"
 KEYS = "keys/"
 MANIFEST = "manifest/"
 
+_INPUTS = re.compile(
+    r"inputs/\d{8,}-(?:(?P<seal>seal-[0-9a-f]{16}\.json)|[0-9a-f]{16}\.jsonl\.zst)"
+)
 _PART = re.compile(
     r"(?P<partition>\d{2,})-(?P<seq>\d{8,})(?:-(?P<hash>[0-9a-f]{16}))?\.\w+(?:\.\w+)?"
 )
@@ -285,6 +289,14 @@ def inputs_object(seq: int, digest: str) -> str:
 def seal_object(seq: int, digest: str) -> str:
     """Name the object in which a producer says that it has ended."""
     return f"{INPUTS}{seq:08d}-seal-{digest}.json"
+
+
+def inputs_kind(name: str) -> Literal["rows", "seal", ""]:
+    """Tell what an object of `inputs/` is by its name; empty for one that is not ours."""
+    match = _INPUTS.fullmatch(name)
+    if match is None:
+        return ""
+    return "seal" if match["seal"] else "rows"
 
 
 def part_object(folder: str, partition: int, seq: int, digest: str, suffix: str) -> str:

@@ -45,6 +45,10 @@ def close_open(
         used = {manifest.seq for manifest in mine}
         last = max([*used, seqs[partition]], default=0)
         gaps = [seq for seq in range(1, last + 1) if seq not in used]
+        unlisted = list(_unlisted(store, record, partition, after=last))
+        closed += unlisted
+        mine += unlisted
+        last += len(unlisted)
         # Gaps are not of our making: somebody removed manifests. Nothing must appear in them.
         for seq in [*gaps, last + 1]:
             if seq == intents[partition]:
@@ -52,6 +56,17 @@ def close_open(
             closed.append(_close(store, record, partition, seq=seq, committed=mine))
     reached("reconcile.closed")
     return sorted([*known, *closed], key=lambda manifest: (manifest.partition, manifest.seq))
+
+
+def _unlisted(
+    store: ObjectStore, record: RunRecord, partition: int, *, after: int
+) -> Iterator[Manifest]:
+    """Read the manifests behind the last one of the listing: some stores list a little late."""
+    for seq in itertools.count(after + 1):
+        name = names.manifest_object(partition, seq)
+        if store.get(name) is None:
+            return
+        yield from manifests.read_all(store, record.uid, [name])
 
 
 def _close(

@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import msgspec
 
 from common import names
 from common.errors import BackendError, ConflictError, RedisUnusableError, StateLostError
 from common.models import RunRecord
-from common.store import ObjectStore, open_store
+from common.store import ObjectStore, Patience, open_store
+from common.store.retry import DEFAULT, READERS_CALL_S
 
 if TYPE_CHECKING:
     import redis
@@ -64,13 +66,15 @@ class _LocalProgress(msgspec.Struct):
 def locate(where: Where) -> tuple[RunRecord, ObjectStore]:
     """Find a run's output and read its run.json. Writes nothing, and does not probe.
 
+    A store that is busy is waited for some minutes, and that is said.
+
     Raises:
         StateLostError: Neither Redis nor this directory knows the run, or its output is empty.
         ConflictError: The output is another run's.
         BackendError: Redis or the store cannot be reached.
     """
     if where.output is not None:
-        return read_record(open_output(where.output, where.endpoint_url), where.run)
+        return read_record(_open_to_read(where.output, where.endpoint_url), where.run)
     try:
         record = known_in_redis(where)
     except RedisUnusableError as error:
@@ -81,19 +85,29 @@ def locate(where: Where) -> tuple[RunRecord, ObjectStore]:
         ) from error
     if record is None:
         return _elsewhere(where)
-    return read_record(open_output(record.output, record.endpoint_url), where.run, record)
+    return read_record(_open_to_read(record.output, record.endpoint_url), where.run, record)
 
 
 def _elsewhere(where: Where) -> tuple[RunRecord, ObjectStore]:
     output, endpoint_url = where.elsewhere()
     if not output:
         raise StateLostError(unknown(where.run, reads_store=True))
-    return read_record(open_output(output, endpoint_url), where.run)
+    return read_record(_open_to_read(output, endpoint_url), where.run)
 
 
-def open_output(output: str, endpoint_url: str | None) -> ObjectStore:
+def _open_to_read(output: str, endpoint_url: str | None) -> ObjectStore:
+    return open_output(output, endpoint_url, Patience(limit_s=READERS_CALL_S, say=_say))
+
+
+def open_output(
+    output: str, endpoint_url: str | None, patience: Patience = DEFAULT
+) -> ObjectStore:
     """Open an output that must be there."""
-    return open_store(output, endpoint_url, create=False)
+    return open_store(output, endpoint_url, create=False, patience=patience)
+
+
+def _say(text: str) -> None:
+    click.echo(f"producer: {text}", err=True)
 
 
 def read_record(

@@ -14,6 +14,8 @@ Failures:
     a batch fails by itself          counted in Redis; after five tries its sequence is given up
                                      with a `void`, the next batches are smaller, and one entry
                                      that fails alone becomes a failure (`unstorable`)
+    a name holds other bytes         a foreign object, or one cut off: the sequence is given up,
+                                     its entries go under the next one's names
     the sequence has other rows      a sink of a past that this Redis has forgotten wrote them:
                                      the whole run is reconciled before anything goes on
 """
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from common import manifests
 from common.crashpoints import reached
-from common.errors import StoreDamagedError, StoreUnusableError
+from common.errors import StoreDamagedError, StoreDeniedError, StoreUnusableError
 from common.models import Entry, RunRecord
 from common.queue.sinklease import (
     NO_LIMIT,
@@ -145,12 +147,19 @@ class PartitionSink:
         batch = self._build(intent, entries)
         reached("sink.built")
         try:
-            self._put_objects(batch)
-            stands = manifests.write(self._objects, batch.manifest)
+            foreign = self._put_objects(batch)
+            stands = None if foreign else manifests.write(self._objects, batch.manifest)
         except StoreUnusableError as error:
             if not self._fault_of_batch(error):
                 self._lease.excuse(intent)
             raise
+        if stands is None:
+            self._void(intent)
+            raise StoreDamagedError(
+                f"{self._objects.url}/{foreign} holds other bytes than its name says: what was to "
+                "be stored there goes under the next number",
+                retryable=True,
+            )
         reached("sink.manifest")
         if manifests.identity(stands) != manifests.identity(batch.manifest):
             self._distrust(intent)
@@ -181,19 +190,24 @@ class PartitionSink:
             # Whatever it is, it is in the entries: the count of tries finds which.
             raise BatchRefusedError(f"{type(error).__name__} while it was built") from error
 
-    def _put_objects(self, batch: Batch) -> None:
-        """Step 2, in an order in which no prefix of it could pass for more than it is."""
+    def _put_objects(self, batch: Batch) -> str:
+        """Step 2, in an order in which no prefix of it could pass for more than it is.
+
+        Returns:
+            The name that holds other bytes; empty when all is written.
+        """
         for part in batch.parts:
             name, sha256 = part.file.name, part.file.sha256
             if not self._objects.put_if_absent(name, part.data, rows_sha256=sha256):
-                raise StoreDamagedError(
-                    f"{self._objects.url}/{name} holds other rows than its name says: move it away"
-                )
+                return name
             reached(_STORED[name.partition("/")[0]])
+        return ""
 
     def _fault_of_batch(self, error: StoreUnusableError) -> bool:
         """Tell a store that is away or refuses everything from one that refuses this batch."""
-        if error.retryable:
+        if error.retryable or isinstance(error, StoreDeniedError | StoreDamagedError):
+            # A right that is missing for one folder, or a manifest's name that is taken, is so for
+            # every batch: its completions must not become failures one by one.
             return False
         try:
             self._objects.probe()

@@ -11,8 +11,9 @@ store that does not honour conditions (`conditional` is False after `probe`) is 
 each write, which is no guard against a second writer: its names end in the hash of their rows.
 
 Failures: every call raises `StoreUnusableError` or one of its kinds and nothing else; `retryable`
-says whether waiting may help. Two layers wait: boto3 some seconds within a call, `outer_retry` as
-long as the caller likes. Missing buckets are never made: a typing error must not become a bucket.
+says whether waiting may help, `StoreDeniedError` that no object is to blame. Two layers wait: a
+call within its `Patience`, `outer_retry` as long as the caller likes. Missing buckets are never
+made: a typing error must not become a bucket.
 """
 
 import re
@@ -22,22 +23,29 @@ from urllib.parse import unquote, urlsplit
 from common.errors import UsageError
 from common.store.base import ObjectStore, StoredObject
 from common.store.directory import DirectoryStore
-from common.store.retry import outer_retry
+from common.store.retry import DEFAULT, Patience, outer_retry
 
-__all__ = ["ObjectStore", "StoredObject", "open_store", "outer_retry", "same_output"]
+__all__ = ["ObjectStore", "Patience", "StoredObject", "open_store", "outer_retry", "same_output"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 ALLOWED = "a directory, file:///DIRECTORY, or s3://BUCKET/PREFIX"
 
 
-def open_store(url: str, endpoint_url: str | None = None, *, create: bool = True) -> ObjectStore:
+def open_store(
+    url: str,
+    endpoint_url: str | None = None,
+    *,
+    create: bool = True,
+    patience: Patience = DEFAULT,
+) -> ObjectStore:
     """Open the store that a person named. Talks to no network; `probe` does.
 
     Args:
         url: `s3://bucket/prefix`, `file:///path`, or a path.
         endpoint_url: Another S3 than Amazon's; None leaves it to AWS_ENDPOINT_URL_S3 and ~/.aws.
         create: Make a missing directory.
+        patience: How long a call of S3 repeats a request.
 
     Raises:
         UsageError: No such kind of address, or a prefix that some servers mangle.
@@ -60,7 +68,7 @@ def open_store(url: str, endpoint_url: str | None = None, *, create: bool = True
         from common.store.s3 import S3Store  # noqa: PLC0415
 
         bucket, _, prefix = rest.partition("/")
-        return S3Store(bucket, prefix, endpoint_url=endpoint_url)
+        return S3Store(bucket, prefix, endpoint_url=endpoint_url, patience=patience)
     parts = urlsplit(url)
     if scheme.lower() == "file" and parts.netloc in {"", "localhost"} and len(parts.path) > 1:
         return DirectoryStore(unquote(parts.path), create=create)

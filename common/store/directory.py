@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from common.errors import StoreFullError, StoreUnusableError
+from common.errors import StoreDeniedError, StoreFullError, StoreUnusableError
 from common.store.base import StoredObject
 from common.store.identity import checked_name, holds_same, identity_of
 from common.store.temporary import TemporaryFile, remove_abandoned
@@ -195,9 +195,12 @@ class _Mapped:
                 f"no space left to {self._verb} {self._path} ({why}): free some; nothing is lost",
                 retryable=True,
             ) from error
-        hint = ": check who owns it and its mode" if error.errno in _DENIED else ""
+        if error.errno in _DENIED:
+            raise StoreDeniedError(
+                f"cannot {self._verb} {self._path}: {why}: check who owns it and its mode"
+            ) from error
         raise StoreUnusableError(
-            f"cannot {self._verb} {self._path}: {why}{hint}",
+            f"cannot {self._verb} {self._path}: {why}",
             retryable=error.errno not in _PERMANENT,
         ) from error
 

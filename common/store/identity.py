@@ -2,12 +2,17 @@
 
 import unicodedata
 
+import msgspec
+
 from common.errors import StoreDamagedError, UsageError
 from common.ids import rows_sha256
 from common.store.frames import DIGEST_DIGITS, decompress
 
 LONGEST_NAME_BYTES = 900
 """S3 allows 1,024 for prefix and name together; some servers stop at about 900."""
+
+_PARQUET = b"PAR1"
+"""What a Parquet file begins and ends with."""
 
 LONGEST_SEGMENT_BYTES = 240
 """A file system's 255, less what a temporary name adds."""
@@ -58,4 +63,25 @@ def holds_same(name: str, stored: bytes, data: bytes, identity: str) -> bool:
         except StoreDamagedError:
             return False
     # Parquet: its rows cannot be hashed here, but a name that ends in their hash holds no others.
-    return name.endswith(f"-{identity[:DIGEST_DIGITS]}.parquet")
+    named = name.endswith(f"-{identity[:DIGEST_DIGITS]}.parquet")
+    return named and looks_whole(name, stored, identity)
+
+
+def looks_whole(name: str, stored: bytes, identity: str) -> bool:
+    """Tell whether an object that is said to hold what `identity` names does hold it.
+
+    Said by its metadata, or by its name: an upload that broke off may have left both.
+    """
+    if name.endswith(".zst"):
+        try:
+            return rows_sha256(decompress(stored)) == identity
+        except StoreDamagedError:
+            return False
+    if name.endswith(".parquet"):
+        return stored.startswith(_PARQUET) and stored.endswith(_PARQUET)
+    if name.endswith(".json"):
+        try:
+            msgspec.json.decode(stored)
+        except msgspec.MsgspecError:
+            return False
+    return True

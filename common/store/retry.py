@@ -5,12 +5,44 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
+
 from common.errors import StoreUnusableError
 
 T = TypeVar("T")
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
+
+FIRST_CALL_DELAY_S = 0.2
+"""Within a call: some eight tries in its 20 s."""
+
+CALL_S = 20.0
+READERS_CALL_S = 300.0
+"""A command that has read for an hour is not to be called again for a minute of SlowDown."""
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long one request of the store is repeated before its call fails.
+
+    Attributes:
+        limit_s: No try begins after so many seconds; 0 tries once.
+        say: Is told, now and then, that and why a call waits.
+    """
+
+    limit_s: float = CALL_S
+    say: Callable[[str], object] | None = None
+
+    def tell(self, word: str, past_s: float) -> None:
+        """Say that a call waits, once it has waited longer than most do."""
+        if self.say is not None and past_s > CALL_S:
+            self.say(
+                f"the store does not answer ({word}), trying again for at most "
+                f"{self.limit_s - past_s:.0f} s"
+            )
+
+
+DEFAULT = Patience()
 
 
 def outer_retry(
@@ -58,10 +90,10 @@ def outer_retry(
         sleep(delay_s)
 
 
-def full_jitter_s(tries: int) -> float:
+def full_jitter_s(tries: int, *, first_s: float = FIRST_DELAY_S) -> float:
     """Draw a delay between 0 and a bound that doubles with each try, up to 30 s.
 
     Many sinks that were stopped by one outage so come back one by one.
     """
-    bound_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(tries, 16))
+    bound_s = min(LONGEST_DELAY_S, first_s * 2.0 ** min(tries, 16))
     return random.uniform(0.0, bound_s)  # noqa: S311 - spreading, not secrecy

@@ -4,12 +4,15 @@ Settings are for the least of them: no checksum trailers (they break several ser
 end up in the object), Content-MD5 in their place, single PUTs only, no Content-Encoding.
 
 Failures:
-    answer lost, then repeated    boto3's own repetition may meet our first success as 412: what is
-                                  there is compared by the hash of its rows, and equal is success
+    answer lost, then repeated    the repetition may meet our first success as 412: what is there
+                                  is compared by the hash of its rows, and equal is success
+    an object of ours, cut off    some server keeps what came of a broken upload, with its
+                                  metadata: what is there must have its size, or its rows
     409                           another write was under way: tried again
-    credentials run out           the session is made anew from ~/.aws or the machine's role, once
-                                  a call; without new ones the call fails and is retryable
+    credentials refused           the session is made anew from ~/.aws or the machine's role, once
+                                  a try; without new ones the call fails
     condition not honoured        `probe` sees it in the very bucket; each write then looks first
+    no ETag                       whoever answered is no S3 server: nothing counts as written
 """
 
 import hashlib
@@ -19,28 +22,23 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from botocore.exceptions import BotoCoreError, ClientError
-from urllib3.exceptions import HTTPError
+from botocore.exceptions import ClientError
 
-from common.errors import StoreUnusableError, UsageError
+from common.errors import StoreDeniedError, StoreUnusableError, UsageError
 from common.store import s3_errors
 from common.store.base import StoredObject
-from common.store.identity import checked_name, holds_same, identity_of
-from common.store.retry import full_jitter_s
-from common.store.s3_client import RenewingClient, checksum_setting
+from common.store.identity import checked_name, holds_same, identity_of, looks_whole
+from common.store.retry import DEFAULT, Patience, full_jitter_s
+from common.store.s3_client import FOREIGN_ERRORS, RenewingClient, checksum_setting
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-T = TypeVar("T")
 Outcome = Literal["written", "exists", "again"]
 
-SDK_ATTEMPTS = 5
-
 _WRITE_TRIES = 8
-_READ_TRIES = 3
 _ROWS_SHA256 = "rows-sha256"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}")
 _SEGMENT = re.compile(r"[A-Za-z0-9._=-]+")
@@ -49,7 +47,6 @@ _CONTENT_TYPES = {
     ".json": "application/json",
     ".parquet": "application/vnd.apache.parquet",
 }
-_FOREIGN_ERRORS = (ClientError, BotoCoreError, HTTPError)
 
 
 class S3Store:
@@ -59,8 +56,9 @@ class S3Store:
         bucket: Name of a bucket that exists.
         prefix: Below which all names lie; segments of letters, digits, `.`, `_`, `=`, `-`.
         endpoint_url: Another S3 than Amazon's; None leaves it to AWS_ENDPOINT_URL_S3 and ~/.aws.
-        sdk_attempts: How often boto3 itself tries a request, within some 20 s.
-        sleep: How to wait between two tries of ours.
+        patience: How long a call repeats a request.
+        sleep: How to wait between two tries.
+        clock: Seconds on a clock that never goes back.
 
     Raises:
         UsageError: The bucket's or prefix's name would be mangled by some servers.
@@ -73,8 +71,9 @@ class S3Store:
         prefix: str = "",
         *,
         endpoint_url: str | None = None,
-        sdk_attempts: int = SDK_ATTEMPTS,
+        patience: Patience = DEFAULT,
         sleep: Callable[[float], object] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bucket = _checked_bucket(bucket)
         prefix = _checked_prefix(prefix)
@@ -88,14 +87,18 @@ class S3Store:
         self._checksums = checksum_setting(express=self._express)
         with self._mapped("opening a session"):
             self._client = RenewingClient(
-                endpoint_url, sdk_attempts=sdk_attempts, checksums=self._checksums
+                endpoint_url,
+                checksums=self._checksums,
+                patience=patience,
+                sleep=sleep,
+                clock=clock,
             )
 
     def probe(self) -> None:
         """Write, read and list an object in the very prefix; find out about conditions."""
         name = f"_probe/{secrets.token_hex(8)}"
         first, second = b"first", b"second"
-        self._write_settled(name, first)  # "exists" would be boto3's repetition of a success
+        self._write_settled(name, first)  # "exists" would be the repetition of a success
         stored_twice = self._write_settled(name, second) == "written"
         self.conditional = not stored_twice
         expected = second if stored_twice else first
@@ -156,8 +159,15 @@ class S3Store:
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens when it does not exist."""
         key = self._stem + checked_name(name)
-        with self._mapped("DeleteObject"):
-            self._client.call(lambda client: client.delete_object(Bucket=self._bucket, Key=key))
+        try:
+            with self._mapped("DeleteObject"):
+                self._client.call(
+                    lambda client: client.delete_object(Bucket=self._bucket, Key=key)
+                )
+        except StoreDeniedError:
+            # S3 asks for the right even where there is nothing to delete.
+            if self.get(name) is not None:
+                raise
 
     def _write_settled(self, name: str, data: bytes) -> Outcome:
         for tries in range(_WRITE_TRIES):
@@ -178,8 +188,9 @@ class S3Store:
                 if status == s3_errors.CONFLICT:
                     return "again"
                 if status == s3_errors.NOT_IMPLEMENTED and self._condition:
-                    # A server that refuses the header honestly is used without it.
-                    self._condition = {}
+                    # A server that refuses the header honestly is used without it: from now on
+                    # each write looks first.
+                    self._condition, self.conditional = {}, False
                     return "again"
                 raise
         return "written"
@@ -196,7 +207,7 @@ class S3Store:
             digest = hashlib.md5(data, usedforsecurity=False).digest()
             options["ContentMD5"] = b64encode(digest).decode()
         kind = _CONTENT_TYPES.get(f".{name.rpartition('.')[2]}", "application/octet-stream")
-        self._client.call(
+        answer = self._client.call(
             lambda client: client.put_object(
                 Bucket=self._bucket,
                 Key=key,
@@ -204,34 +215,46 @@ class S3Store:
                 ContentType=kind,
                 Metadata={_ROWS_SHA256: identity},
                 **options,
-            )
+            ),
+            body_bytes=len(data),
         )
+        if not answer.get("ETag"):
+            raise StoreUnusableError(
+                f"PutObject on {self.url} was answered without an ETag, which every S3 server "
+                "gives: something before it answers in its place, and nothing counts as written",
+                retryable=True,
+            )
 
     def _holds(self, name: str, data: bytes, identity: str) -> bool | None:
         # A GET, not a HEAD: one permission less to ask for, and servers that drop metadata
         # (rclone) are judged by content.
-        found = self._read(name, unless_identity=identity)
+        found = self._read(name, unless=(identity, len(data)))
         if found is None:
             return None
         stored, stored_identity = found
-        return stored_identity == identity or holds_same(name, stored, data, identity)
+        if stored is None:
+            return True
+        if stored_identity == identity:
+            return looks_whole(name, stored, identity)
+        return holds_same(name, stored, data, identity)
 
-    def _read(self, name: str, *, unless_identity: str = "") -> tuple[bytes, str] | None:
-        """Read (bytes, rows' hash); the bytes are left where that hash is `unless_identity`."""
+    def _read(
+        self, name: str, *, unless: tuple[str, int] = ("", 0)
+    ) -> tuple[bytes | None, str] | None:
+        """Read (bytes, rows' hash); no bytes where that hash and the size are `unless`."""
         key = self._stem + checked_name(name)
 
-        def once(client: "S3Client") -> tuple[bytes, str]:
+        def once(client: "S3Client") -> tuple[bytes | None, str]:
             answer = client.get_object(Bucket=self._bucket, Key=key)
             metadata = {word.lower(): text for word, text in answer["Metadata"].items()}
             identity = metadata.get(_ROWS_SHA256, "")
             with answer["Body"] as body:
-                return (
-                    b"" if unless_identity and identity == unless_identity else body.read()
-                ), identity
+                same = identity and (identity, answer["ContentLength"]) == unless
+                return None if same else body.read(), identity
 
         with self._mapped("GetObject"):
             try:
-                return self._client.call(lambda client: _repeated(lambda: once(client)))
+                return self._client.call(once)
             except ClientError as error:
                 missing = s3_errors.status_of(error) == s3_errors.NOT_FOUND
                 if missing and s3_errors.code_of(error) != "NoSuchBucket":
@@ -255,27 +278,25 @@ class S3Store:
                     yield StoredObject(name=name, size_bytes=found["Size"])
             if not page.get("IsTruncated"):
                 return
-            position = {"ContinuationToken": page["NextContinuationToken"]}
+            token = page.get("NextContinuationToken")
+            if not token or token == position.get("ContinuationToken"):
+                raise StoreUnusableError(
+                    f"ListObjectsV2 on {self.url}: the list is cut off and does not say where it "
+                    "goes on; is it an S3 server that knows version 2 of listing?"
+                )
+            position = {"ContinuationToken": token}
 
     @contextmanager
     def _mapped(self, operation: str) -> Iterator[None]:
         try:
             yield
-        except _FOREIGN_ERRORS as error:
+        except FOREIGN_ERRORS as error:
             raise s3_errors.unusable(
                 error,
                 operation,
                 url=self.url,
                 checksums_sent=self._checksums == "when_supported",
             ) from error
-
-
-def _repeated(read: Callable[[], T]) -> T:
-    # boto3 does not repeat a body that breaks off.
-    for _ in range(_READ_TRIES - 1):
-        with suppress(BotoCoreError, HTTPError):
-            return read()
-    return read()
 
 
 def _checked_bucket(bucket: str) -> str:

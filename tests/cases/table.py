@@ -28,6 +28,10 @@ _QUEUE_CASES = "tests/integration/test_queue_cases.py::"
 _CLIENT = "tests/integration/test_sglang_client.py::"
 _FAULTS = "tests/unit/test_faults.py::"
 _REQUESTS = "tests/unit/test_requests.py::"
+_STREAMS = "tests/integration/test_sink_streams.py::"
+_SINK = "tests/integration/test_sink.py::"
+_S3 = "tests/integration/test_store_s3_faults.py::"
+_S3_START = "tests/integration/test_store_s3_start.py::"
 
 CASES: dict[str, tuple[str, ...]] = {
     "B01": (
@@ -218,6 +222,44 @@ CASES: dict[str, tuple[str, ...]] = {
         _QUEUE_CASES + "test_b65_a_file_enqueued_twice_at_the_same_moment_is_queued_once",
         _QUEUE_CASES + "test_b65_a_key_queued_again_neither_overwrites_nor_doubles_its_job",
     ),
+    "B71": (
+        _STREAMS + "test_b71_what_a_dead_sink_of_another_host_had_read_is_stored_by_the_next",
+        _STREAMS + "test_b71_nothing_of_redis_names_a_consumer_that_could_be_deleted",
+    ),
+    "B72": (
+        _STREAMS + "test_b72_results_that_somebody_deleted_are_noticed_and_generated_again",
+        _STREAMS + "test_b72_deleted_results_do_not_stop_the_claims_for_ever",
+        _STREAMS
+        + "test_b72_a_client_that_trims_while_a_sink_stores_costs_a_second_answer_at_most",
+        _SINK + "test_the_stream_never_shrinks_but_by_deletion_of_what_is_stored",
+    ),
+    "B73": (_STREAMS + "test_b73_what_is_stored_leaves_redis_whole",),
+    "B74": (
+        _SINK + "test_an_entry_that_is_no_result_does_not_stop_what_stands_behind_it",
+        _SINK + "test_a_batch_that_the_store_refuses_is_cut_until_the_poison_entry_is_alone",
+    ),
+    "B79": (
+        _S3 + "test_a_server_that_refuses_checksum_headers_is_used_without_them",
+        _S3 + "test_who_asks_for_checksums_is_told_which_setting_a_server_refuses",
+    ),
+    "B80": (
+        _S3 + "test_credentials_that_run_out_are_read_anew_within_the_call",
+        _S3 + "test_keys_that_were_replaced_are_read_anew_within_the_call",
+        _S3 + "test_without_new_credentials_the_call_fails_and_may_be_repeated",
+    ),
+    "B81": (_S3 + "test_a_minute_of_slow_down_ends_with_the_same_object",),
+    "B82": (
+        _S3_START + "test_a_denied_right_is_named_with_bucket_and_prefix",
+        _S3_START + "test_rights_that_a_sink_does_not_need_may_be_denied",
+        _S3_START + "test_a_missing_bucket_is_an_error_and_is_not_made",
+        "tests/integration/test_sink_process.py::test_a_denied_write_ends_the_start_and_is_named",
+    ),
+    "B83": (_S3_START + "test_a_bucket_elsewhere_is_told_with_its_region",),
+    "B84": (
+        _SINK + "test_sinks_share_the_partitions_and_one_takes_over_from_another",
+        "tests/integration/test_sink_process.py::test_another_runs_output_ends_the_start",
+    ),
+    "B87": (_S3_START + "test_objects_are_single_puts_with_type_hash_and_no_encoding",),
     "B90": (
         _OUTCOMES + "test_b90_failed_rows_are_never_called_done",
         _QUEUE_CASES + "test_b90_failed_prompts_are_never_counted_as_completed",

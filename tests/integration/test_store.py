@@ -142,8 +142,8 @@ def test_a_name_that_ends_in_its_rows_hash_holds_no_other_rows(store: ObjectStor
     digest, first = digest_name(ROWS)
     name = f"shards/00-00000001-{first}.parquet"
 
-    assert store.put_if_absent(name, b"written by one version", rows_sha256=digest)
-    assert store.put_if_absent(name, b"and by another", rows_sha256=digest)
+    assert store.put_if_absent(name, b"PAR1 by one version PAR1", rows_sha256=digest)
+    assert store.put_if_absent(name, b"PAR1 and by another version PAR1", rows_sha256=digest)
 
 
 def test_without_a_rows_hash_the_bytes_decide(store: ObjectStore) -> None:

@@ -10,13 +10,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.errors import StoreUnusableError, UsageError
-from common.store import open_store
+from common.store import Patience, open_store
 from common.store.s3 import S3Store
 from tests.support import s3_proxy as fault
 from tests.support.s3 import S3Server
 from tests.support.s3_proxy import Fault, FaultProxy, Request
 
 PREFIX = "team/run"
+ONCE = Patience(limit_s=0)
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def test_a_spoiled_request_does_not_fool_the_probe(
 
 def test_a_server_that_is_away_may_come_back(moto: S3Server, bucket: str) -> None:
     with FaultProxy(moto.port) as proxy:
-        store = moto.store(bucket, port=proxy.port)
+        store = moto.store(bucket, port=proxy.port, patience_s=0)
 
     with pytest.raises(StoreUnusableError, match="no answer") as away:
         store.probe()
@@ -231,7 +232,7 @@ def test_a_certificate_that_nobody_vouches_for_is_told(
     moto: S3Server, bucket: str, certificate: Path
 ) -> None:
     with FaultProxy(moto.port, certificate=certificate) as proxy:
-        store = S3Store(bucket, endpoint_url=proxy.url, sdk_attempts=1)
+        store = S3Store(bucket, endpoint_url=proxy.url, patience=ONCE)
 
         with pytest.raises(StoreUnusableError, match="AWS_CA_BUNDLE") as untrusted:
             store.put("a", b"")

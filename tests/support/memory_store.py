@@ -6,13 +6,14 @@ What it does without a fault is what `tests/integration/test_store.py` asks of e
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from common.errors import StoreUnusableError
+from common.errors import StoreDeniedError, StoreUnusableError
 from common.store import StoredObject
 from common.store.identity import holds_same, identity_of
 
 Fault = Callable[[str, str], str | None]
 """Asked with (operation, name) before each call: None, `away` (not carried out), `refused` (not
-carried out, not retryable), or `lost` (carried out, the answer lost)."""
+carried out, not retryable), `denied` (likewise, whatever is written), or `lost` (carried out, the
+answer lost)."""
 
 
 class MemoryStore:
@@ -21,6 +22,9 @@ class MemoryStore:
     Args:
         conditional: Whether `put_if_absent` refuses; else it overwrites, as some servers do.
         fault: See `Fault`.
+
+    Attributes:
+        unlisted: Names that a list lacks, as of a store that lists late.
     """
 
     def __init__(self, *, conditional: bool = True, fault: Fault | None = None) -> None:
@@ -31,6 +35,7 @@ class MemoryStore:
         self.identities: dict[str, str] = {}
         self.writes: Counter[str] = Counter()
         self.denied: str | None = None
+        self.unlisted: set[str] = set()
 
     def probe(self) -> None:
         if self.denied:
@@ -64,6 +69,8 @@ class MemoryStore:
         self._after(self._before("list", prefix), prefix)
         names = sorted((n for n in self.objects if n.startswith(prefix)), key=str.encode)
         for name in names:
+            if name in self.unlisted:
+                continue
             yield StoredObject(name=name, size_bytes=len(self.objects[name]))
 
     def delete(self, name: str) -> None:
@@ -76,6 +83,8 @@ class MemoryStore:
         fault = self.fault(operation, name)
         if fault == "away":
             raise StoreUnusableError(f"{operation} {name}: away", retryable=True)
+        if fault == "denied":
+            raise StoreDeniedError(f"{operation} {name}: denied")
         if fault == "refused":
             raise StoreUnusableError(f"{operation} {name}: refused", retryable=False)
         return fault

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Self
 import boto3
 from botocore.config import Config
 
+from common.store import Patience
+from common.store.retry import CALL_S
 from common.store.s3 import S3Store
 from tests.support.server_process import ServerProcess, free_port
 from tests.support.skips import skip_cannot_run
@@ -91,10 +93,17 @@ class S3Server:
         self.client().create_bucket(Bucket=bucket)
         return bucket
 
-    def store(self, bucket: str, prefix: str = "", *, port: int | None = None) -> S3Store:
+    def store(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        port: int | None = None,
+        patience_s: float = CALL_S,
+    ) -> S3Store:
         """Open a store on it; `port` is that of a proxy in between."""
         url = f"http://127.0.0.1:{port or self.port}"
-        return S3Store(bucket, prefix, endpoint_url=url, sdk_attempts=2)
+        return S3Store(bucket, prefix, endpoint_url=url, patience=Patience(limit_s=patience_s))
 
     def start(self) -> Self:
         for _ in range(_PORT_TRIES):

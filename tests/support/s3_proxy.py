@@ -31,6 +31,7 @@ class Fault:
             "after" the server applied it, "reply" in the midst of the server's answer.
         delay_s: Wait before forwarding.
         without: A header (lower case) that the server behind does not get.
+        body: Of the answer in the server's place; empty for an error of S3's form.
     """
 
     status: int = 0
@@ -39,6 +40,7 @@ class Fault:
     reset: str = ""
     delay_s: float = 0.0
     without: str = ""
+    body: bytes = b""
 
 
 def answer(status: int, code: str, **headers: str) -> Fault:
@@ -213,7 +215,10 @@ def parsed(head: bytes) -> Request:
 
 def reply_of(request: Request, fault: Fault) -> bytes:
     """Write an S3 error answer."""
-    body = f"<Error><Code>{fault.code}</Code><Message>planted</Message></Error>".encode()
+    body = (
+        fault.body
+        or f"<Error><Code>{fault.code}</Code><Message>planted</Message></Error>".encode()
+    )
     headers = [*fault.headers, ("Content-Type", "application/xml"), ("Connection", "close")]
     headers.append(("Content-Length", str(len(body))))
     head = "".join(f"{name}: {value}\r\n" for name, value in headers)

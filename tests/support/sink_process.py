@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +22,7 @@ class SinkProcess:
         arguments: After `workers sink`.
         crash_at: Crash point, `name` or `name:n`.
         env: More of its environment.
+        before: Command that runs it, such as `unshare`.
     """
 
     def __init__(
@@ -31,12 +32,17 @@ class SinkProcess:
         *arguments: str,
         crash_at: str = "",
         env: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
     ) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RQ_")}
         self.log = folder / f"sink-{crash_at or 'log'}.txt"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "workers.cli", "sink", "--poll", "0.05", *arguments],
+                [
+                    *before,
+                    *(sys.executable, "-m", "workers.cli", "sink", "--poll", "0.05"),
+                    *arguments,
+                ],
                 cwd=folder,
                 env={
                     **kept,
