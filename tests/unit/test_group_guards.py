@@ -1,6 +1,7 @@
 """What a worker group's process does not do: claim without right, keep what it cannot open."""
 
 import asyncio
+import os
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from workers.desk import RedisDesk
 from workers.engine import Engine
 from workers.holdings import Holdings, Ready
 from workers.keeper import Keeper
+from workers.lives import process_start
 from workers.returns import Returns
 from workers.rids import Rids
 from workers.timing import Timing
@@ -140,3 +142,23 @@ async def test_expired_slots_are_settled_after_their_requests_were_aborted() -> 
     assert told.said[0] == "take after nothing"
     assert told.said[-1] == "take after dead"
     assert set(told.said[1:-1]) == {"abort"}
+
+
+@pytest.mark.parametrize(
+    ("host", "started", "dead"),
+    [
+        ("here", process_start(os.getpid()), False),
+        ("here", "1", True),
+        ("elsewhere", "1", False),
+    ],
+)
+def test_a_pid_that_belongs_to_another_process_now_is_a_dead_holder(
+    host: str, started: str, *, dead: bool
+) -> None:
+    parts = ("jobs", "holdings", "beat", "watch", "rids", "timing")
+    core = SimpleNamespace(**dict.fromkeys(parts), options=SimpleNamespace(host="here"))
+    keeper = Keeper(cast("Any", core), cast("Any", None))
+    about = msgspec.json.encode({"host": host, "pid": os.getpid(), "started": started}).decode()
+    holder = Holder(slots=1, deadline_ms=1, rid_prefix="p", group="g", about=about)
+
+    assert keeper._is_dead(holder) is dead
