@@ -1,9 +1,11 @@
 """What the parts of one worker group's process share: who it is, what it holds, its borders."""
 
+import logging
 from collections.abc import Callable
 
 from common.queue import Groups, Jobs
 from workers.capacity import bound_of
+from workers.descriptors import SPARE, most_requests
 from workers.desk import RedisDesk
 from workers.eligible import Eligible
 from workers.holdings import Holdings
@@ -12,6 +14,8 @@ from workers.rids import Rids
 from workers.sglang import SGLangClient
 from workers.stop_request import StopRequest
 from workers.watch import ServerWatch
+
+log = logging.getLogger(__name__)
 
 
 class Core:
@@ -22,6 +26,7 @@ class Core:
         jobs, groups: The queue, from this process's side.
         eligible: Which runs this server may serve.
         on_change: Called when there may be something to open, or room for more.
+        may_send: Asked at the last moment before a prompt's request goes out.
 
     Attributes:
         stop: What ends the process.
@@ -39,6 +44,7 @@ class Core:
         groups: Groups,
         eligible: Eligible,
         on_change: Callable[[], None],
+        may_send: Callable[[], bool],
     ) -> None:
         self.options = options
         self.timing = options.timing
@@ -52,8 +58,12 @@ class Core:
         self.beat = RedisDesk("heartbeat")
         self.rids = Rids(jobs.epoch)
         self.client = SGLangClient(
-            options.server, slots=options.most_connections, api_key=options.api_key
+            options.server,
+            slots=options.most_connections,
+            api_key=options.api_key,
+            may_send=may_send,
         )
+        self._said_bound = 0
         self.watch = ServerWatch(
             self.client,
             on_change=on_change,
@@ -63,7 +73,17 @@ class Core:
 
     def bound(self) -> int:
         """How many requests may be open at the server, over all processes."""
-        return bound_of(self.options.concurrency, self.cap)
+        bound, most = bound_of(self.options.concurrency, self.cap), most_requests()
+        if bound > most and bound != self._said_bound:
+            self._said_bound = bound
+            log.warning(
+                "%d requests may be open at the server, and this process may open %d of them: "
+                "raise its limit of open files (`ulimit -n`, LimitNOFILE) to %d",
+                bound,
+                most,
+                bound + SPARE,
+            )
+        return min(bound, most)
 
     @property
     def cap(self) -> int | None:

@@ -15,9 +15,8 @@ from workers.core import Core
 from workers.faults import Kind, Verdict
 from workers.finisher import Finisher
 from workers.holdings import JobKey, Open
-from workers.outcomes import convicts, failed, poison
+from workers.outcomes import Returned, convicts, failed, poison
 from workers.returns import Returns
-from workers.serve import Returned
 
 if TYPE_CHECKING:
     import asyncio

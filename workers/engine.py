@@ -12,6 +12,7 @@ When something fails:
     Redis away, full  what is open goes on, results wait, nothing is claimed
     this process      leases run out and another group reaps them; the next process of this name
                       aborts its requests and takes over at once
+    a task of ours    by an error that nobody foresaw: all stops, what is held goes back, exit 1
     its parent        it drains: nobody would start it again
 """
 
@@ -36,10 +37,12 @@ from workers.endings import Endings
 from workers.finisher import Finisher
 from workers.holdings import Open, Ready
 from workers.keeper import Keeper
+from workers.mishaps import mishap, stack_of
 from workers.options import GroupOptions
+from workers.outcomes import Returned
 from workers.pace import Ramp, Throughput, prefetch_target
 from workers.returns import Returns
-from workers.serve import Prompter, Returned
+from workers.serve import Prompter
 from workers.showing import Showing
 from workers.stopping import WindDown
 from workers.turnkeeper import TurnKeeper
@@ -78,7 +81,12 @@ class Engine:
         self._work_bell = Bell()
         self._room_bell = Bell()
         self._core = core = Core(
-            options, jobs=jobs, groups=groups, eligible=eligible, on_change=self._ring
+            options,
+            jobs=jobs,
+            groups=groups,
+            eligible=eligible,
+            on_change=self._ring,
+            may_send=lambda: self._keeper.slots > 0,
         )
         self.stop = core.stop
         self._caretaker = caretaker
@@ -92,7 +100,7 @@ class Engine:
             core, finisher=self._finisher, returns=self._returns, spawn=self._spawn
         )
         self._turns = TurnKeeper(jobs, core.holdings, core.work)
-        self._prompter = Prompter(core.watch, self, core.rids, self)
+        self._prompter = Prompter(core.watch, self, core.rids, turns=self, slots=self)
         self._keeper = Keeper(core, self._endings)
         self._showing = Showing(
             core, keeper=self._keeper, finisher=self._finisher, on_beat=on_beat
@@ -106,7 +114,7 @@ class Engine:
         self.stop.ask(signal)
         self._ring()
 
-    async def charge(self, claim: Claim, reason: str, *, before: int) -> int:
+    async def charge(self, claim: Claim, reason: str, *, before: int | None) -> int:
         """Count an attempt in Redis (`needs.Charger`)."""
         charged = await self._core.work.ask(
             lambda: self._core.jobs.charge(claim.run, claim.key, reason, before=before)
@@ -119,36 +127,29 @@ class Engine:
         return await self._turns.keep(kept)
 
     def may_go_on(self) -> bool:
-        """Whether a slot that has ended a turn may open the next one (`needs.TurnStore`)."""
+        """Whether a slot that has ended a request may open the next (`needs.SlotHolder`)."""
         if self.stop.asked.is_set() or not self._watch.ready or self._finisher.full:
             return False
         return self._holdings.in_slots <= self._keeper.slots
+
+    def held_since(self, instant_s: float) -> bool:
+        """Whether slots were held without a gap since then (`needs.SlotHolder`)."""
+        return self._keeper.held_since(instant_s)
 
     async def run(self) -> None:
         """Work until told to stop, then drain.
 
         Raises:
             BackendError: Another worker group drives this server, or the server refuses us.
+            InternalError: Some part of ours failed; what was held has been given back.
         """
+        asyncio.get_running_loop().set_exception_handler(self._on_stray)
         try:
             async with self._core.client, asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                loops = [
-                    tasks.create_task(
-                        self._fatal_ends(self._watch.run(self._on_hang)), name="watch"
-                    ),
-                    tasks.create_task(self._fatal_ends(self._keeper.keep_slots()), name="slots"),
-                    tasks.create_task(self._keeper.keep_leases(), name="leases"),
-                    tasks.create_task(self._keeper.reap(), name="reap"),
-                    tasks.create_task(self._finisher.run(), name="finish"),
-                    tasks.create_task(self._turns.run(), name="turns"),
-                    tasks.create_task(self._returns.run(), name="return"),
-                    tasks.create_task(self._showing.run(), name="show"),
-                    tasks.create_task(self._watch_parent(), name="parent"),
-                    tasks.create_task(self._caretaker.run(), name="care"),
-                ]
-                claiming = tasks.create_task(self._claim(), name="claim")
-                opener = tasks.create_task(self._open_ready(), name="open")
+                loops = [self._spawn(work, name) for name, work in self._loops().items()]
+                claiming = self._spawn(self._claim(), "claim")
+                opener = self._spawn(self._open_ready(), "open")
                 await self.stop.asked.wait()
                 opener.cancel()
                 await self._wind_down().run(claiming)
@@ -171,14 +172,45 @@ class Engine:
             bell=self._work_bell,
         )
 
-    async def _fatal_ends(self, loop: Coroutine[Any, Any, None]) -> None:
-        """Run a loop whose errors of ours end the process: what is held goes back first."""
+    def _loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Name what runs until all that was held has gone."""
+        return {
+            "watch": self._watch.run(self._on_hang),
+            "slots": self._keeper.keep_slots(),
+            "leases": self._keeper.keep_leases(),
+            "reap": self._keeper.reap(),
+            "finish": self._finisher.run(),
+            "turns": self._turns.run(),
+            "return": self._returns.run(),
+            "show": self._showing.run(),
+            "parent": self._watch_parent(),
+            "care": self._caretaker.run(),
+        }
+
+    async def _guarded(self, work: Coroutine[Any, Any, object], name: str) -> None:
+        """Run a task whose error ends the process: half alive, it would keep what it holds."""
         try:
-            await loop
+            await work
         except HeadraceError as error:
-            self._fatal = error
-            self.ask_to_stop()
-            self.ask_to_stop()
+            self._end_with(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, what is held goes back first
+            self._end_with(mishap(f"the task `{name}`", error))
+
+    def _end_with(self, error: HeadraceError) -> None:
+        """Stop at once: what is open is aborted and given back."""
+        self._fatal = self._fatal or error
+        self.ask_to_stop()
+        self.ask_to_stop()
+
+    def _on_stray(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Take note of an error that no task has seen; without memory nothing can be relied on."""
+        error = context.get("exception")
+        if not isinstance(error, BaseException):
+            loop.default_exception_handler(context)
+        elif isinstance(error, MemoryError):
+            self._end_with(mishap("the event loop", error))
+        else:
+            log.error("stray %s:\n%s", type(error).__name__, stack_of(error))
 
     async def _watch_parent(self) -> None:
         """Drain when whoever would start us again is gone."""
@@ -194,10 +226,12 @@ class Engine:
         self._work_bell.ring()
         self._room_bell.ring()
 
-    def _spawn(self, work: Coroutine[Any, Any, object]) -> "asyncio.Task[Any]":
+    def _spawn(
+        self, work: Coroutine[Any, Any, object], name: str = "request"
+    ) -> "asyncio.Task[Any]":
         if self._tasks is None:
             raise AssertionError("nothing is spawned before run")
-        return self._tasks.create_task(work)
+        return self._tasks.create_task(self._guarded(work, name), name=name)
 
     # --- claiming ---
 

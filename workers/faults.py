@@ -12,6 +12,8 @@
     our time limit, 500 and other 5xx                  PROBE       `after_probe` decides:
       while the server answers a one-token probe         ANSWER      an attempt
       while it does not                                  SERVER      no, a server death
+    200 whose encoding cannot be undone                PROBE       as above
+    no descriptor or port left here                    LOAD        no; wait
     refused: no connection                             SERVER      no
     reset, half an answer, no HTTP                     SERVER      no, a server death
 
@@ -62,6 +64,18 @@ class ServerGoneError(AttemptError):
 
 class AttemptTimeoutError(AttemptError):
     """Our own time limit ended the request; it has been aborted at the server."""
+
+
+class NotSentError(AttemptError):
+    """The request was not sent: its slot had run out before its connection stood."""
+
+
+class LocalLimitError(AttemptError):
+    """This machine has no descriptor, port or memory left for another connection."""
+
+
+class BadEncodingError(AttemptError):
+    """The body is not encoded as its Content-Encoding says: a gateway's fault, or the server's."""
 
 
 class AnswerTooLargeError(AttemptError):
@@ -160,6 +174,10 @@ def classify(request: Request, outcome: ServerAnswer | AttemptError) -> Verdict:
         return _of_answer(request, outcome)
     if isinstance(outcome, AttemptTimeoutError):
         return Verdict(kind=Kind.PROBE, reason="timeout", message=str(outcome))
+    if isinstance(outcome, LocalLimitError):
+        return Verdict(kind=Kind.LOAD, reason="local_limit", message=str(outcome))
+    if isinstance(outcome, BadEncodingError):
+        return Verdict(kind=Kind.PROBE, reason="bad_response", message=str(outcome))
     if isinstance(outcome, AnswerTooLargeError):
         return Verdict(kind=Kind.ANSWER, reason="too_large", message=str(outcome))
     reached = not isinstance(outcome, ServerGoneError) or outcome.reached

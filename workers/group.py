@@ -35,6 +35,7 @@ from common.program import values_of
 from common.queue import Groups, Jobs
 from common.queue.rights import refuse_missing_rights
 from workers.caretaker import Caretaker
+from workers.descriptors import raise_limit
 from workers.eligible import Eligible
 from workers.engine import Engine
 from workers.options import (
@@ -133,6 +134,7 @@ class SlotWorker(Worker):
         connect.check(client, connect.address_of(client))
         refuse_missing_rights(client, connect.address_of(client), listens=True)
         options = with_name(options, self.name)
+        raise_limit()
         with connect.mapping_errors(client):
             self.bootstrap(logging_level)
         try:

@@ -48,6 +48,9 @@ class Keeper:
         self._endings = endings
         self._granted = 0
         self._deadline_s = 0.0
+        self._held_since_s = float("inf")
+        # What the last line said of others that hold our slots, and when.
+        self._said_others: set[str] = set()
         self._renewed_since_s: float | None = None
         self._renewed_s = float("-inf")
         self._pid = os.getpid()
@@ -60,6 +63,10 @@ class Keeper:
             return 0
         # A server that came back with a smaller cap must not wait for the next renewal.
         return min(self._granted, self._core.bound())
+
+    def held_since(self, instant_s: float) -> bool:
+        """Whether slots were held without a gap since an instant of the monotonic clock."""
+        return self.slots > 0 and self._held_since_s <= instant_s
 
     async def keep_slots(self) -> None:
         """Take over from a dead process of this name, then take and renew slots for ever.
@@ -147,11 +154,39 @@ class Keeper:
         if reply.slots:
             reached("slots.taken")
         changed = reply.slots != self.slots
+        if not self.slots:
+            self._held_since_s = time.monotonic()
         self._granted = reply.slots
         self._deadline_s = before_s + SLOT_TTL_MS / 1000 - MARGIN_S
         if changed:
             self._core.on_change()
+        await self._say_who_else(wanted)
         return None
+
+    async def _say_who_else(self, wanted: int) -> None:
+        """Say once that another process of this worker group has slots that we want."""
+        if self._granted >= wanted:
+            self._said_others.clear()
+            return
+        holders = await self._desk.ask(self._jobs.holders)
+        others = {
+            epoch: holder
+            for epoch, holder in holders.items()
+            if epoch != self._jobs.epoch and holder.slots
+        }
+        if not others.keys() - self._said_others:
+            return
+        self._said_others = set(others)
+        log.warning(
+            "worker group %s runs more than once: %s; the server %s gets at most %d requests from "
+            "all together, so this process has %d and takes over what the others leave. Stop all "
+            "but one, or give each its own --gpu and --server",
+            self._jobs.group,
+            ", ".join(_named(holder) for holder in others.values()),
+            self._jobs.server,
+            wanted,
+            self._granted,
+        )
 
     def _take(self, wanted: int, settled: str, *, quiet: bool = False) -> SlotReply:
         # Past its own deadline it holds nothing: another may have been given its slots.
@@ -222,3 +257,8 @@ class Keeper:
             return False
         # Another process may have its pid by now, in a restarted container this very one.
         return process_start(int(about["pid"])) != str(about["started"])
+
+
+def _named(holder: Holder) -> str:
+    about = json.loads(holder.about)
+    return f"pid {about.get('pid')} on {about.get('host')} has {holder.slots} slots"

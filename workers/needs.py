@@ -36,28 +36,41 @@ class Server(Protocol):
     def rest_s(self) -> float:
         """How much of that is left."""
 
+    def say_limit(self, what: str) -> None:
+        """Tell people, now and then, that this machine cannot connect to the server."""
+
 
 class Charger(Protocol):
     """Charges attempts durably."""
 
-    async def charge(self, claim: Claim, reason: str, *, before: int) -> int:
+    async def charge(self, claim: Claim, reason: str, *, before: int | None) -> int:
         """Count an attempt in Redis.
 
         Args:
             claim: Whose.
             reason: One word.
-            before: Attempts so far.
+            before: Attempts so far; with None a lost answer may charge one too many.
 
         Returns:
-            How many this try has now.
+            How many this try has now; 0 when another process holds the job.
         """
 
 
 class TurnStore(Protocol):
-    """Keeps finished turns, and says whether the next may begin."""
+    """Keeps finished turns."""
 
     async def keep(self, kept: KeptTurns) -> str:
         """Keep the turns so far; gives what `TurnKeeper.keep` gives."""
 
+
+class SlotHolder(Protocol):
+    """Knows whether this process has the right to its open requests."""
+
     def may_go_on(self) -> bool:
         """Whether a request may be opened in a slot that has just ended one."""
+
+    def held_since(self, instant_s: float) -> bool:
+        """Whether slots were held without a gap since an instant of the monotonic clock.
+
+        In a gap another process may have taken them, and aborts what it finds open there.
+        """

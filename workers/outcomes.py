@@ -1,4 +1,6 @@
-"""Make what leaves a prompt's service beside completions: failures, finished turns."""
+"""Make what leaves a prompt's service beside completions: failures, finished turns, returns."""
+
+import msgspec
 
 from common.models import Claim, KeptTurns, Result
 from common.secrecy import without_secrets
@@ -7,6 +9,22 @@ from workers.answers import Answer
 from workers.faults import Kind, Verdict
 from workers.holdings import Open
 from workers.rows import Failure, failure_row
+
+
+class Returned(msgspec.Struct, frozen=True):
+    """The prompt goes back to its queue, uncharged.
+
+    Attributes:
+        died: The server died with it.
+        fault: What is wrong with the server, for people; empty when nothing is.
+        config: The fault is one of configuration: stop claiming and say so.
+        misfit: Why this server can serve no more of the prompt's run; empty as a rule.
+    """
+
+    died: bool = False
+    fault: str = ""
+    config: bool = False
+    misfit: str = ""
 
 
 def convicts(job: Open) -> bool:

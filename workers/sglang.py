@@ -73,6 +73,8 @@ class SGLangClient:
     Attributes:
         url: The server's, without a trailing slash; holds no credential.
         slots: How many requests the caller means to keep open. Nothing is limited by it here.
+
+    `may_send` is asked when the connection of a prompt's request stands: whether it may still go.
     """
 
     def __init__(
@@ -82,10 +84,12 @@ class SGLangClient:
         slots: int,
         api_key: str | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        may_send: Callable[[], bool] | None = None,
     ) -> None:
         self._transport = Transport(url, api_key=api_key, connect_timeout_s=connect_timeout_s)
         self.url = self._transport.url
         self.slots = slots
+        self._may_send = may_send
         # Filled by time limits and cancelled probes, emptied by the aborts' own ends.
         self._aborts: set[asyncio.Task[None]] = set()
         self._absent: set[str] = set()
@@ -124,6 +128,7 @@ class SGLangClient:
             ServerGoneError: Refused, reset, half an answer, no HTTP.
             AttemptTimeoutError: `deadline_s` have passed.
             AnswerTooLargeError: No row could hold the answer.
+            LocalLimitError, NotSentError, BadEncodingError: See `Transport.call`.
         """
         limit = asyncio.timeout(None)
         timer = asyncio.get_running_loop().call_later(
@@ -132,7 +137,7 @@ class SGLangClient:
         try:
             async with limit:
                 answer = await self._transport.call(
-                    "POST", request.path, request.content, fresh=fresh
+                    "POST", request.path, request.content, fresh=fresh, may_send=self._may_send
                 )
         except TimeoutError:
             raise _too_late(deadline_s) from None

@@ -2,12 +2,15 @@
 
 A second request to stop skips the grace. Redis or the server may be away meanwhile: whatever
 cannot be said to them within a few seconds is left to leases and to the next process of this name.
+A part of ours that fails on the way keeps none of the others from what they have to give back.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 from common.errors import RedisUnusableError
 from workers.aborts import LIMIT_S
@@ -16,6 +19,7 @@ from workers.desk import Bell
 from workers.endings import Endings
 from workers.finisher import Finisher
 from workers.keeper import Keeper
+from workers.mishaps import mishap
 from workers.returns import Returns
 from workers.showing import Showing
 
@@ -69,14 +73,29 @@ class WindDown:
         self._returns.add_ready()
         while self._busy() and time.monotonic() < deadline_s and not self._stop.hurried.is_set():
             await self._bell.wait(LOOK_S)
-        await self._end_open()
+        await self._whatever_happens(self._end_open())
         self._redis_until_s = time.monotonic() + 2 * self._options.timing.redis_limit_s
+        for step in (self._give_back, self._record, self._say_goodbye):
+            await self._whatever_happens(step())
+
+    @staticmethod
+    async def _whatever_happens(step: Coroutine[Any, Any, None]) -> None:
+        try:
+            await step
+        except Exception as error:  # noqa: BLE001 - what the other steps give back counts more
+            mishap("the stop", error)
+
+    async def _give_back(self) -> None:
         if not await self._returns.flush(self._limit_s):
             log.warning("%d jobs could not be given back", len(self._holdings.returning))
+
+    async def _record(self) -> None:
         if not await self._finisher.flush(self._limit_s):
             log.warning(
                 "%d results could not be recorded: they will be redone", len(self._holdings.unsent)
             )
+
+    async def _say_goodbye(self) -> None:
         with contextlib.suppress(RedisUnusableError, TimeoutError):
             async with asyncio.timeout(self._limit_s):
                 await self._keeper.release()

@@ -18,9 +18,10 @@ read the first one after all, SGLang refuses the second while that runs, since t
 the same; and of two answers one at most is ever read.
 """
 
+import errno
 import socket
 import time
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -28,10 +29,19 @@ import aiohttp
 import httpx
 from aiohttp.connector import AddrInfoType
 from httpx_aiohttp import AiohttpTransport
+from typing_extensions import override
 
 from common.errors import UsageError
 from common.secrecy import hide
-from workers.faults import AnswerTooLargeError, ServerAnswer, ServerGoneError
+from workers.faults import (
+    AnswerTooLargeError,
+    AttemptError,
+    BadEncodingError,
+    LocalLimitError,
+    NotSentError,
+    ServerAnswer,
+    ServerGoneError,
+)
 from workers.rows import MAX_ROW_BYTES
 
 KEEPALIVE_EXPIRY_S = 3.0
@@ -50,13 +60,25 @@ _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 """What is raised when no connection came to stand."""
 
 
+_LOCAL_LIMITS = {
+    errno.EMFILE: "this process has no file descriptor left: raise its limit (`ulimit -n`)",
+    errno.ENFILE: "this machine has no file descriptor left",
+    errno.ENOBUFS: "this machine has no room for another connection",
+    errno.ENOMEM: "this machine has no memory for another connection",
+    errno.EADDRNOTAVAIL: "this machine has no local port left: too many connections stand or "
+    "have just ended",
+}
+"""What keeps us from connecting and is no fault of the server."""
+
+
 class _Note:
-    """What the connector tells a call of its connection."""
+    """What a call and its connection tell each other."""
 
-    __slots__ = ("fresh",)
+    __slots__ = ("fresh", "may_send")
 
-    def __init__(self) -> None:
+    def __init__(self, may_send: Callable[[], bool] | None) -> None:
         self.fresh = False
+        self.may_send = may_send
 
 
 _note: ContextVar[_Note] = ContextVar("note")
@@ -70,10 +92,26 @@ def _new_socket(address: AddrInfoType) -> socket.socket:
     return socket.socket(family, kind, protocol)
 
 
+class _LastMoment(aiohttp.ClientRequest):
+    """A request that asks, when its connection stands, whether it may still be sent.
+
+    Connecting takes as long as it takes, and the process may have been frozen meanwhile.
+    """
+
+    @override
+    async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
+        """See aiohttp."""
+        may_send = _note.get().may_send
+        if may_send is not None and not may_send():
+            raise NotSentError("the slot ran out before the request was sent")
+        return await super().send(conn)
+
+
 class _Call(NamedTuple):
     method: str
     path: str
     body: bytes
+    may_send: Callable[[], bool] | None
 
 
 class Transport:
@@ -115,7 +153,13 @@ class Transport:
         await self._lone.aclose()
 
     async def call(
-        self, method: str, path: str, body: bytes = b"", *, fresh: bool = False
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        fresh: bool = False,
+        may_send: Callable[[], bool] | None = None,
     ) -> ServerAnswer:
         """Make one call, without a time limit.
 
@@ -124,14 +168,18 @@ class Transport:
             path: Absolute, below the server's URL, with its query.
             body: JSON.
             fresh: On a connection of its own, so that a reset proves that the server died with it.
+            may_send: Asked at the last moment; without it every call is sent.
 
         Raises:
             ServerGoneError: Refused, reset, half an answer, no HTTP.
+            LocalLimitError: Not sent: this machine has no room for another connection.
+            NotSentError: Not sent: `may_send` said no.
+            BadEncodingError: The body's encoding cannot be undone.
             AnswerTooLargeError: The body exceeds `MAX_ANSWER_BYTES`.
         """
         began = time.monotonic()
         inner = self._lone if fresh else self._inner
-        response = await self._send(inner, _Call(method, path, body))
+        response = await self._send(inner, _Call(method, path, body, may_send))
         received = await self._read(response)
         return ServerAnswer(
             status=response.status_code,
@@ -153,10 +201,11 @@ class Transport:
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("Accept", "User-Agent"),
+            request_class=_LastMoment,
         )
 
     async def _send(self, inner: AiohttpTransport, call: _Call) -> httpx.Response:
-        note = _Note()
+        note = _Note(call.may_send)
         _note.set(note)
         began = time.monotonic()
         try:
@@ -171,7 +220,7 @@ class Transport:
             raise self._gone("gave no answer", error, reached=True) from error
 
     async def _once(self, inner: AiohttpTransport, call: _Call) -> httpx.Response:
-        method, path, body = call
+        method, path, body, _ = call
         url = self._urls.get(path)
         if url is None:
             url = self._urls[path] = httpx.URL(self.url + path)
@@ -193,20 +242,35 @@ class Transport:
                         f"the server's answer is larger than {MAX_ANSWER_BYTES} bytes"
                     )
             return b"".join(parts)
+        except httpx.DecodingError as error:
+            raise BadEncodingError(
+                f"the answer of the server at {self.url} is not encoded as it says"
+            ) from error
         except _BROKEN as error:
             raise self._gone("broke off its answer", error) from error
         finally:
             await response.aclose()
 
-    def _gone(self, what: str, error: BaseException, *, reached: bool = False) -> ServerGoneError:
+    def _gone(self, what: str, error: BaseException, *, reached: bool = False) -> AttemptError:
         # The type alone: a parser's message may quote the answer.
         cause = error.__cause__ or error
         unreached = isinstance(cause, _UNREACHED)
+        if unreached and not reached and (limit := _local_limit(cause)):
+            return LocalLimitError(f"the server at {self.url} is not asked: {limit}")
         told = "cannot be reached; is it running?" if unreached else what
+        if isinstance(cause, aiohttp.ClientConnectorDNSError):
+            told = "cannot be reached: its name does not resolve"
         return ServerGoneError(
             f"the server at {self.url} {told} ({type(cause).__name__})",
             reached=reached or not unreached,
         )
+
+
+def _local_limit(cause: BaseException) -> str | None:
+    """Say what this machine lacks for a connection; None where that is not the reason."""
+    reason = cause.os_error if isinstance(cause, aiohttp.ClientConnectorError) else cause
+    number = reason.errno if isinstance(reason, OSError) else None
+    return None if number is None else _LOCAL_LIMITS.get(number)
 
 
 def _parts(response: httpx.Response) -> AsyncIterable[bytes]:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from common.errors import HeadraceError, ServerUnusableError
-from workers.faults import AttemptError, ServerAnswer
+from workers.faults import AttemptError, ServerAnswer, ServerGoneError
 from workers.loads import ServerIdentity, ServerLoad
 from workers.probe import is_alive
 from workers.requests import Request
@@ -66,7 +66,7 @@ class ServerWatch:
         self._moved_at_s = time.monotonic()
         self._load_at_s = 0.0
         self._open = 0
-        self._said_at_s = float("-inf")
+        self._said_at_s = self._limit_said_at_s = float("-inf")
         self._probe: asyncio.Task[bool] | None = None
 
     @property
@@ -119,7 +119,7 @@ class ServerWatch:
     def report(self, fault: str, *, config: bool = False) -> None:
         """Take note of a server fault: no claims until a token has come again."""
         if self.state in {"waiting", "ready"}:
-            self._enter("faulty" if config else "down", fault)
+            self._enter("faulty" if config else "down", self._of_ours(fault))
             self._wake.set()
 
     def ask_for_rest(self, rest_s: float) -> None:
@@ -129,6 +129,13 @@ class ServerWatch:
     def rest_s(self) -> float:
         """How much of that is left, 0 when requests may be sent."""
         return max(0.0, self._rest_until_s - time.monotonic())
+
+    def say_limit(self, what: str) -> None:
+        """Tell people, now and then, that this machine cannot connect to the server."""
+        now_s = time.monotonic()
+        if now_s - self._limit_said_at_s >= self._timing.say_again_s:
+            self._limit_said_at_s = now_s
+            log.warning("%s; the slots that have no connection wait", what)
 
     async def run(self, on_hang: Callable[[], None]) -> None:
         """Watch for ever; `on_hang` gives back what is open when nothing moves any more.
@@ -151,7 +158,7 @@ class ServerWatch:
             if self._open and self._stalled():
                 # Connections of a dead machine may stay open for hours.
                 on_hang()
-            detail = self.detail.removeprefix(f"the server at {self._client.url} ")
+            detail = self._of_ours(self.detail)
             self._say(f"waiting for the server at {self._client.url}: {detail}")
             self._check_start_limit()
             await asyncio.sleep(
@@ -229,6 +236,8 @@ class ServerWatch:
         load = await self._read_load(self._timing.load_s)
         if load is None:
             self._out_of_sight = True
+            if not self._open:
+                await self._look_for_it()
             return
         if self._out_of_sight or (earlier is not None and load.went_back(earlier)):
             await self._identify_anew()
@@ -249,6 +258,21 @@ class ServerWatch:
             self._out_of_sight = True
         else:
             self._out_of_sight = False
+
+    async def _look_for_it(self) -> None:
+        """Find out whether the server is gone while nothing is open there that would tell."""
+        try:
+            async with asyncio.timeout(self._timing.load_s):
+                await self._client.identify()
+        except ServerGoneError as error:
+            if not error.reached:
+                self.report(str(error))
+        except (TimeoutError, AttemptError, HeadraceError):
+            pass
+
+    def _of_ours(self, text: str) -> str:
+        """Leave out which server it is: whoever reads it knows."""
+        return text.removeprefix(f"the server at {self._client.url} ")
 
     async def _read_load(self, limit_s: float) -> ServerLoad | None:
         try:

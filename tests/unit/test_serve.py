@@ -10,12 +10,21 @@ import pytest
 from common.errors import RedisUnusableError
 from common.models import Claim, KeptTurns, Params, Result
 from tests.support.scripted_server import answer
-from workers.faults import AttemptError, AttemptTimeoutError, ServerAnswer, ServerGoneError
+from workers.faults import (
+    AttemptError,
+    AttemptTimeoutError,
+    BadEncodingError,
+    LocalLimitError,
+    NotSentError,
+    ServerAnswer,
+    ServerGoneError,
+)
 from workers.holdings import Open, Ready
+from workers.outcomes import Returned
 from workers.requests import Request
 from workers.rids import Rids
 from workers.rows import Origin
-from workers.serve import Prompter, Returned
+from workers.serve import Prompter
 
 PROMPT = b'{"id":"a","line":1,"endpoint":"chat","body":{"messages":[]}}'
 PARAMS = Params(max_tokens=16)
@@ -27,6 +36,7 @@ BROKEN = ServerAnswer(status=500, body=b"{}", latency_s=0.1)
 RESET = ServerGoneError("reset")
 REFUSED = ServerGoneError("refused", reached=False)
 LATE = AttemptTimeoutError("late")
+SECRET = "words of a prompt"
 
 Outcome = ServerAnswer | AttemptError
 Before = Callable[[], None]
@@ -44,6 +54,7 @@ class Server:
         self.requests: list[Request] = []
         self.fresh: list[bool] = []
         self.rests: list[float] = []
+        self.limits: list[str] = []
         self.before: Before = lambda: None
 
     async def generate(
@@ -67,6 +78,9 @@ class Server:
     def rest_s(self) -> float:
         return 0.0
 
+    def say_limit(self, what: str) -> None:
+        self.limits.append(what)
+
     def cuts(self, prompt_tokens: int) -> bool:
         return prompt_tokens >= self.context_length
 
@@ -74,34 +88,48 @@ class Server:
 class Charger:
     """Charges in memory (`needs.Charger`), or cannot."""
 
-    def __init__(self, *, away: bool = False) -> None:
+    def __init__(self, *, away: bool = False, ours: bool = True) -> None:
         self._away = away
-        self.charged: list[tuple[str, int]] = []
+        self._ours = ours
+        self.charged: list[tuple[str, int | None]] = []
 
-    async def charge(self, claim: Claim, reason: str, *, before: int) -> int:
+    async def charge(self, claim: Claim, reason: str, *, before: int | None) -> int:
         if self._away:
             raise RedisUnusableError("away")
         assert claim.run == "r"
+        if not self._ours:
+            return 0
         self.charged.append((reason, before))
-        return before + 1
+        return (claim.attempts if before is None else before) + 1
 
 
 class Turns:
     """Keeps turns in memory (`needs.TurnStore`), or says what it was told to say."""
 
-    def __init__(self, word: str = "ok", *, go_on: int = 100) -> None:
+    def __init__(self, word: str = "ok") -> None:
         self.kept: list[bytes] = []
         self._word = word
-        self._go_on = go_on
 
     async def keep(self, kept: KeptTurns) -> str:
         assert kept.run == "r"
         self.kept.append(kept.turns)
         return self._word
 
+
+class Slots:
+    """Allows so many more requests in slots (`needs.SlotHolder`), lost for a moment or never."""
+
+    def __init__(self, go_on: int = 100, *, lost: bool = False) -> None:
+        self._go_on = go_on
+        self._lost = lost
+
     def may_go_on(self) -> bool:
         self._go_on -= 1
         return self._go_on >= 0
+
+    def held_since(self, instant_s: float) -> bool:
+        assert instant_s > 0
+        return not self._lost
 
 
 def job(*, alone: bool = False, **claim: Any) -> Open:
@@ -124,10 +152,13 @@ async def serve(
     charger: Charger | None = None,
     turns: Turns | None = None,
     params: Params = PARAMS,
+    slots: Slots | None = None,
 ) -> Result | Returned:
     rids = Rids("epoch-of-it")
     rids.take_slot()
-    prompter = Prompter(server, charger or Charger(), rids, turns or Turns())
+    prompter = Prompter(
+        server, charger or Charger(), rids, turns=turns or Turns(), slots=slots or Slots()
+    )
     return await prompter.serve(opened, params, 5.0)
 
 
@@ -266,3 +297,103 @@ async def test_a_prompt_that_cannot_be_read_fails_by_itself() -> None:
     assert failure(await serve(server, job(prompt=b"\xff{"))) == ("unreadable", 0)
 
     assert server.requests == []
+
+
+# --- without a slot, without the job -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", [EMPTY, ABORTED, LATE, BROKEN])
+async def test_no_second_attempt_is_opened_without_a_slot(outcome: Outcome) -> None:
+    server, charger = Server(outcome, GOOD), Charger()
+
+    assert await serve(server, job(), charger, slots=Slots(0)) == Returned()
+
+    assert len(server.requests) == 1
+    assert len(charger.charged) == 1, "whoever has it next knows of the attempt"
+
+
+async def test_no_request_follows_a_refusal_without_a_slot() -> None:
+    busy = ServerAnswer(status=503, body=b"{}", latency_s=0.1, headers={"retry-after": "0"})
+    server = Server(busy, GOOD)
+
+    assert await serve(server, job(), slots=Slots(0)) == Returned()
+
+    assert len(server.requests) == 1
+
+
+async def test_an_abort_by_whoever_took_our_slots_is_not_charged() -> None:
+    charger = Charger()
+
+    assert await serve(Server(ABORTED), job(attempts=2), charger, slots=Slots(lost=True)) == (
+        Returned()
+    )
+
+    assert not charger.charged
+
+
+async def test_an_answer_counts_whoever_has_our_slots() -> None:
+    result = await serve(Server(GOOD), job(), slots=Slots(0, lost=True))
+
+    assert isinstance(result, Result)
+    assert result.outcome == "completed"
+
+
+async def test_a_job_that_another_process_holds_by_now_is_not_failed_by_us() -> None:
+    server = Server(EMPTY)
+
+    assert await serve(server, job(attempts=2), Charger(ours=False)) == Returned()
+
+    assert len(server.requests) == 1
+
+
+async def test_a_request_that_was_not_sent_costs_nothing() -> None:
+    charger = Charger()
+
+    assert await serve(Server(NotSentError("late")), job(attempts=2), charger) == Returned()
+
+    assert not charger.charged
+
+
+# --- this machine, and ourselves -----------------------------------------------------------------
+
+
+async def test_without_a_descriptor_a_slot_waits_and_says_so() -> None:
+    server, charger = Server(LocalLimitError("no descriptor"), GOOD), Charger()
+
+    result = await serve(server, job(), charger)
+
+    assert isinstance(result, Result)
+    assert result.outcome == "completed"
+    assert server.limits == ["no descriptor"]
+    assert not charger.charged
+
+
+async def test_an_answer_that_is_not_encoded_as_it_says_is_the_answers_fault_or_the_servers() -> (
+    None
+):
+    garbled = BadEncodingError("garbled")
+
+    assert failure(await serve(Server(garbled), job())) == ("bad_response", 3)
+    returned = await serve(Server(garbled, alive=False), job())
+
+    assert isinstance(returned, Returned)
+    assert returned.died
+
+
+@pytest.mark.parametrize("error", [KeyError(SECRET), MemoryError(), RecursionError(SECRET)])
+async def test_an_error_of_ours_is_charged_to_its_prompt_and_told_without_its_words(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks() -> None:
+        raise error
+
+    server, charger = Server(GOOD), Charger()
+    server.before = breaks
+
+    assert await serve(server, job(attempts=1), charger) == Returned()
+    assert charger.charged == [("internal_error", None)]
+    assert failure(await serve(server, job(attempts=2), charger)) == ("internal_error", 3)
+
+    assert type(error).__name__ in caplog.text
+    assert "in breaks" in caplog.text
+    assert SECRET not in caplog.text

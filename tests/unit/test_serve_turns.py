@@ -14,15 +14,16 @@ from tests.unit.test_serve import (
     RESET,
     Charger,
     Server,
+    Slots,
     Turns,
     failure,
     job,
     serve,
 )
-from workers import serve as serving
+from workers import serving
 from workers.faults import ServerAnswer
+from workers.outcomes import Returned
 from workers.requests import read_prompt
-from workers.serve import Returned
 from workers.turns import Conversation
 
 SYSTEM, A, B, C = (
@@ -62,8 +63,8 @@ def assistant(text: str) -> dict[str, str]:
 
 async def kept_after(*texts: str) -> bytes:
     """What is kept after these turns."""
-    store = Turns(go_on=len(texts) - 1)
-    await serve(Server(*(said(text) for text in texts)), talk(), turns=store)
+    store, slots = Turns(), Slots(len(texts) - 1)
+    await serve(Server(*(said(text) for text in texts)), talk(), turns=store, slots=slots)
     return store.kept[-1]
 
 
@@ -133,9 +134,9 @@ async def test_a_job_with_kept_turns_goes_on_behind_them() -> None:
 
 async def test_what_is_kept_goes_on_byte_for_byte() -> None:
     both, one = await kept_after("1", "2"), await kept_after("1")
-    store = Turns(go_on=0)
+    store = Turns()
 
-    await serve(Server(said("2")), talk(turns=one), turns=store)
+    await serve(Server(said("2")), talk(turns=one), turns=store, slots=Slots(0))
 
     assert one == store.kept[0][: len(one)]
     assert [line["message"] for line in map(json.loads, both.splitlines())] == [
@@ -183,9 +184,9 @@ async def test_it_goes_on_while_redis_cannot_keep_its_turns(word: str) -> None:
 
 
 async def test_no_turn_begins_when_none_may() -> None:
-    server, store = Server(said("1")), Turns(go_on=1)
+    server, store = Server(said("1")), Turns()
 
-    assert await serve(server, talk(), turns=store) == Returned()
+    assert await serve(server, talk(), turns=store, slots=Slots(1)) == Returned()
 
     assert [len(kept.splitlines()) for kept in store.kept] == [1, 2]
 
@@ -203,7 +204,7 @@ async def test_a_server_death_in_a_later_turn_gives_back() -> None:
     store = Turns()
 
     assert await serve(Server(said("1"), RESET), talk(), turns=store) == Returned(
-        died=True, fault="server_gone"
+        died=True, fault="reset"
     )
 
     assert len(store.kept) == 1

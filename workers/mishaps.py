@@ -1,0 +1,51 @@
+"""Errors of ours that nobody foresaw: told by their kind and their place, never by their words.
+
+The text of such an error may quote a prompt or an answer; its type and its stack do not.
+"""
+
+import logging
+import traceback
+from collections.abc import Iterator
+
+from common.errors import HeadraceError
+
+log = logging.getLogger(__name__)
+
+MOST_FRAMES = 30
+
+
+class InternalError(HeadraceError):
+    """Headrace has an error in itself; starting the process again may help for a while."""
+
+
+def mishap(what: str, error: BaseException) -> InternalError:
+    """Log an unforeseen error, and make of it the one that ends the process.
+
+    Args:
+        what: The part in which it happened.
+        error: As it was raised.
+    """
+    kinds = ", ".join(type(leaf).__name__ for leaf in _leaves(error))
+    log.critical("%s failed by an error of ours, %s:\n%s", what, kinds, stack_of(error))
+    return InternalError(
+        f"{what} failed by an error of ours ({kinds}), which the log places; this process ends "
+        "and gives back what it holds"
+    )
+
+
+def stack_of(error: BaseException) -> str:
+    """Give the frames of an error and of those that it stands for, without any text of theirs."""
+    frames = [
+        frame
+        for leaf in _leaves(error)
+        for frame in traceback.format_tb(leaf.__traceback__)[-MOST_FRAMES:]
+    ]
+    return "".join(frames)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error
