@@ -152,9 +152,11 @@ class Engine:
                 opener = self._spawn(self._open_ready(), "open")
                 await self.stop.asked.wait()
                 opener.cancel()
-                await self._wind_down().run(claiming)
+                wind_down = self._wind_down()
+                await wind_down.run(claiming)
                 for task in loops:
                     task.cancel()
+                await wind_down.leave()
         finally:
             self._core.close()
             self._caretaker.close()

@@ -14,7 +14,7 @@ from functools import partial
 from common.crashpoints import reached
 from common.errors import BackendError, RedisUnusableError
 from common.queue import SlotReply
-from common.queue.jobs import SLOT_TTL_MS, Holder
+from common.queue.jobs import Holder
 from workers.aborts import abort_all
 from workers.core import Core
 from workers.endings import Endings
@@ -23,7 +23,6 @@ from workers.rids import possible_rids
 
 log = logging.getLogger(__name__)
 
-MARGIN_S = 2.0
 LOOK_S = 0.2
 TAKE_OVER_LOOK_S = 1.0
 TAKE_OVER_ABORT_S = 3.0
@@ -157,7 +156,7 @@ class Keeper:
         if not self.slots:
             self._held_since_s = time.monotonic()
         self._granted = reply.slots
-        self._deadline_s = before_s + SLOT_TTL_MS / 1000 - MARGIN_S
+        self._deadline_s = before_s + self._timing.slots_trusted_s
         if changed:
             self._core.on_change()
         await self._say_who_else(wanted)
@@ -204,6 +203,7 @@ class Keeper:
             about=about,
             settled=settled,
             quiet=quiet,
+            ttl_ms=self._timing.slot_ttl_ms,
         )
 
     async def _renew_leases(self) -> None:

@@ -75,8 +75,12 @@ class WindDown:
             await self._bell.wait(LOOK_S)
         await self._whatever_happens(self._end_open())
         self._redis_until_s = time.monotonic() + 2 * self._options.timing.redis_limit_s
-        for step in (self._give_back, self._record, self._say_goodbye):
+        for step in (self._give_back, self._record):
             await self._whatever_happens(step())
+
+    async def leave(self) -> None:
+        """Give up the slots and say goodbye, once nothing is left that would renew either."""
+        await self._whatever_happens(self._say_goodbye())
 
     @staticmethod
     async def _whatever_happens(step: Coroutine[Any, Any, None]) -> None:

@@ -5,9 +5,12 @@ import os
 import msgspec
 
 from common.errors import UsageError
-from common.queue.jobs import LEASE_MS
+from common.queue.jobs import LEASE_MS, SLOT_TTL_MS
 
 ENVIRONMENT = "HEADRACE_TIMING"
+
+MARGIN_SHARE = 0.1
+"""How much sooner than Redis a process believes that its slots have run out."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,6 +28,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         load_every_s, load_s: Between two readings of the load; how long one may take.
         stall_s: Without any progress for so long, the server is asked for a token.
         slots_every_s, leases_every_s, reap_every_s: Between two renewals, renewals, reapings.
+        slot_ttl_s: How long slots are held without a renewal.
         lease_s: How long a job may be silent.
         publish_every_s: Between two publications of our figures.
         audit_every_s: Between two audits of the runs while there is nothing to claim.
@@ -40,6 +44,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     load_s: float = 3.0
     stall_s: float = 30.0
     slots_every_s: float = 5.0
+    slot_ttl_s: float = SLOT_TTL_MS / 1000
     leases_every_s: float = 10.0
     reap_every_s: float = 15.0
     lease_s: float = LEASE_MS / 1000
@@ -51,6 +56,16 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def lease_ms(self) -> int:
         """The lease as the scripts take it."""
         return round(self.lease_s * 1000)
+
+    @property
+    def slot_ttl_ms(self) -> int:
+        """The slots' time as the scripts take it."""
+        return round(self.slot_ttl_s * 1000)
+
+    @property
+    def slots_trusted_s(self) -> float:
+        """For how long a process trusts its own clock that it holds its slots."""
+        return self.slot_ttl_s * (1 - MARGIN_SHARE)
 
 
 def timing_from_environment() -> Timing:

@@ -211,7 +211,8 @@ class Transport:
         try:
             return await self._once(inner, call)
         except _BROKEN as error:
-            if note.fresh or time.monotonic() - began > STALE_WINDOW_S:
+            fresh = note.fresh or isinstance(error.__cause__ or error, _UNREACHED)
+            if fresh or time.monotonic() - began > STALE_WINDOW_S:
                 raise self._gone("gave no answer", error) from error
         try:
             return await self._once(inner, call)

@@ -1,7 +1,9 @@
 """The client of one SGLang server, at the socket: after each fault the second call must work."""
 
 import asyncio
+import errno
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -16,6 +18,8 @@ from workers.faults import (
     AttemptError,
     AttemptTimeoutError,
     Kind,
+    LocalLimitError,
+    NotSentError,
     ServerAnswer,
     ServerGoneError,
     classify,
@@ -78,8 +82,25 @@ async def attempt(client: SGLangClient, serial: int) -> ServerAnswer | AttemptEr
         (Reply(body=b'{"error":{"message":"x"}}'), Kind.ANSWER, "bad_response"),
         (Reply(body=answer("part", finish_reason="abort")), Kind.ANSWER, "aborted"),
         (Reply(body=answer("late"), after_s=5), Kind.PROBE, "timeout"),
+        (Reply(body=b"no gzip", headers="content-encoding: gzip\r\n"), Kind.PROBE, "bad_response"),
+        (
+            Reply(body=b"no zlib", headers="content-encoding: deflate\r\n"),
+            Kind.PROBE,
+            "bad_response",
+        ),
+        (
+            Reply(body=b"?", headers="content-encoding: unheard-of\r\n"),
+            Kind.ANSWER,
+            "bad_response",
+        ),
         ("stall", Kind.PROBE, "timeout"),
+        ("stall in the body", Kind.PROBE, "timeout"),
+        ("dribble", Kind.PROBE, "timeout"),
         ("reset", Kind.SERVER, "server_gone"),
+        ("reset in the head", Kind.SERVER, "server_gone"),
+        ("reset in the body", Kind.SERVER, "server_gone"),
+        ("cut chunks", Kind.SERVER, "server_gone"),
+        ("garbled chunks", Kind.SERVER, "server_gone"),
         ("drop", Kind.SERVER, "server_gone"),
         ("half", Kind.SERVER, "server_gone"),
         ("nonsense", Kind.SERVER, "server_gone"),
@@ -95,6 +116,94 @@ async def test_each_fault_has_its_verdict_and_the_client_works_afterwards(
     assert (verdict.kind, verdict.reason) == (kind, reason)
     assert text_of(again) == "hi"
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("step", ["1xx first", "http 1.0", "chunks", "gzip"])
+async def test_http_as_gateways_speak_it_is_understood(step: Step) -> None:
+    async with scripted_server(step, "ok") as server, SGLangClient(server.url, slots=1) as client:
+        first = await client.generate(request(1), 5)
+        again = await client.generate(request(2), 5)
+
+    assert (text_of(first), text_of(again)) == ("hi", "hi")
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 307, 308])
+async def test_no_redirect_is_followed_with_our_key_and_our_prompts(status: int) -> None:
+    async with scripted_server() as thief:
+        away = Reply(status, headers=f"location: {thief.url}/v1/chat/completions\r\n")
+        async with (
+            scripted_server(away, pages={"/v1/models": away}) as server,
+            SGLangClient(server.url, slots=1, api_key="s3cret") as client,
+        ):
+            verdict = classify(request(), await attempt(client, 1))
+            with pytest.raises(ServerGoneError):
+                await client.probe_token(5)
+            with pytest.raises((ServerGoneError, ServerUnusableError)):
+                await client.identify()
+            await client.abort("epoch-of-another-")
+
+    assert verdict.kind is Kind.CONFIG
+    assert thief.connections == 0
+
+
+async def test_nothing_is_sent_when_the_slot_runs_out_while_it_connects() -> None:
+    allowed = iter([True, False, False])
+    async with (
+        scripted_server("ok") as server,
+        SGLangClient(server.url, slots=1, may_send=lambda: next(allowed)) as client,
+    ):
+        await client.generate(request(1), 5)
+        with pytest.raises(NotSentError):
+            await client.generate(request(2), 5)
+        with pytest.raises(NotSentError):
+            await client.generate(request(3), 5, fresh=True)
+        await client.probe_token()
+
+    assert [each["rid"] for each in server.requests][:-1] == ["test-epoch-00000001"]
+
+
+async def test_a_request_is_not_sent_again_without_a_slot() -> None:
+    allowed = iter([True, True, False])
+    async with (
+        scripted_server("ok", "drop", "ok") as server,
+        SGLangClient(server.url, slots=1, may_send=lambda: next(allowed)) as client,
+    ):
+        await client.generate(request(1), 5)
+        with pytest.raises(NotSentError):
+            await client.generate(request(2), 5)
+
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(errno.EMFILE, "ulimit -n"), (errno.ENFILE, "descriptor"), (errno.EADDRNOTAVAIL, "port")],
+)
+async def test_a_machine_without_room_for_a_connection_blames_itself(
+    monkeypatch: pytest.MonkeyPatch, number: int, told: str
+) -> None:
+    def no_socket(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    async with scripted_server("ok") as server, SGLangClient(server.url, slots=1) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr("workers.transport.socket.socket", no_socket)
+            with pytest.raises(LocalLimitError, match=told) as limited:
+                await client.generate(request(1), 5)
+        again = await client.generate(request(2), 5)
+
+    assert classify(request(), limited.value).kind is Kind.LOAD
+    assert text_of(again) == "hi"
+    assert len(server.requests) == 1
+
+
+async def test_a_name_that_does_not_resolve_is_told_and_was_not_reached() -> None:
+    async with SGLangClient("http://no-such-host.invalid:30000", slots=1) as client:
+        with pytest.raises(ServerGoneError, match="does not resolve") as gone:
+            await client.generate(request(), 30)
+
+    assert not gone.value.reached
 
 
 async def test_a_server_that_refuses_was_not_reached_and_is_found_when_it_comes() -> None:

@@ -1,15 +1,18 @@
 """An HTTP server that follows a script: one step for each generation request, in order.
 
 Steps: `ok`, `reset` (linger 0), `half` (part of a body, then closed), `stall` (never answers),
-`drop` (closed without a byte; `late drop` after a while), `nonsense` (no HTTP), a `Reply`, or an
-async function of the request's JSON that gives one. The last step repeats.
+`drop` (closed without a byte; `late drop` after a while), `nonsense` (no HTTP), a key of `BYTES`
+(written as it stands), a `Reply`, or an async function of the request's JSON that gives one. The
+last step repeats. `… in the head`, `… in the body`: after a part of the answer; `dribble` writes a
+byte a second.
 
-Control pages (`/abort_request` and all GETs) are not steps; `pages` holds their bodies, and what
-is not there answers 404.
+Control pages (`/abort_request` and all GETs) are not steps; `pages` holds their bodies or replies,
+and what is not there answers 404.
 """
 
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
 import struct
@@ -29,7 +32,7 @@ class Reply:
 
 
 Step = str | Reply | Callable[[dict[str, Any]], Awaitable[Reply]]
-Page = bytes | Callable[[], bytes]
+Page = bytes | Reply | Callable[[], bytes | Reply]
 
 
 @dataclass
@@ -98,7 +101,9 @@ class ScriptedServer:
             self.asked.append(path)
             page = self.pages.get(path)
             found = page() if callable(page) else page
-            return await _write(writer, Reply(404) if found is None else Reply(body=found))
+            if isinstance(found, bytes):
+                found = Reply(body=found)
+            return await _write(writer, found or Reply(404))
         self.requests.append(json.loads(body))
         self.heads.append(head)
         await self._note("begin")
@@ -115,12 +120,29 @@ class ScriptedServer:
             return await _write(writer, step)
         if step == "ok":
             return await _write(writer, Reply(body=answer("hi")))
+        if step in BYTES:
+            writer.write(BYTES[step])
+            await writer.drain()
+            return step not in CLOSES
+        await self._fail(step, reader, writer)
+        return False
+
+    async def _fail(
+        self, step: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        step, _, part = step.partition(" in the ")
+        writer.write(PARTS[part])
         if step == "stall":
             await reader.read(1)
             await self._note("gone")
+        elif step == "dribble":
+            while not reader.at_eof() and not writer.is_closing():
+                writer.write(b"H")
+                await asyncio.sleep(1)
         elif step == "late drop":
             await asyncio.sleep(1.5)
         elif step == "reset":
+            await writer.drain()
             linger = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             writer.transport.abort()
@@ -128,7 +150,6 @@ class ScriptedServer:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n" + answer("hi")[:40])
         elif step == "nonsense":
             writer.write(b"\x00\x01 this is no HTTP \r\n\r\n")
-        return False
 
 
 async def _write(writer: asyncio.StreamWriter, reply: Reply) -> bool:
@@ -136,6 +157,14 @@ async def _write(writer: asyncio.StreamWriter, reply: Reply) -> bool:
     writer.write(f"{head}{reply.headers}\r\n".encode() + reply.body)
     await writer.drain()
     return True
+
+
+def _chunked(*parts: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+
+
+def _head(rest: str, *, first: str = "HTTP/1.1 200 OK") -> bytes:
+    return f"{first}\r\n{rest}\r\n\r\n".encode()
 
 
 def _length(head: str) -> int:
@@ -178,3 +207,32 @@ async def scripted_server(
             task.cancel()
         if script.serving:
             await asyncio.wait(script.serving)
+
+
+_BODY = answer("hi")
+_CHUNKED = "transfer-encoding: chunked"
+
+BYTES: Mapping[str, bytes] = {
+    "1xx first": _head("x: y", first="HTTP/1.1 103 Early Hints")
+    + _head(f"content-length: {len(_BODY)}")
+    + _BODY,
+    "http 1.0": _head("x: y", first="HTTP/1.0 200 OK") + _BODY,
+    "chunks": _head(_CHUNKED) + _chunked(_BODY[:7], _BODY[7:], b""),
+    "cut chunks": _head(_CHUNKED) + _chunked(_BODY[:7]) + b"40\r\nabc",
+    "garbled chunks": _head(_CHUNKED) + b"no number\r\n" + _BODY,
+    "gzip": _head(
+        f"content-encoding: gzip\r\ncontent-length: {len(gzip.compress(_BODY, mtime=0))}"
+    )
+    + gzip.compress(_BODY, mtime=0),
+}
+"""Answers byte for byte, good and bad."""
+
+CLOSES = frozenset({"http 1.0", "cut chunks", "garbled chunks"})
+"""Those after which the connection ends."""
+
+PARTS: Mapping[str, bytes] = {
+    "": b"",
+    "head": b"HTTP/1.1 200 OK\r\ncontent-le",
+    "body": _head(f"content-length: {len(_BODY)}") + _BODY[:9],
+}
+"""What comes of an answer before the worst."""
