@@ -9,14 +9,15 @@ way back. Its lease is renewed until it has left them all.
     engine     claims, slots, requests, results in one loop         pace     how fast to open, how
                much to hold
     core holdings desk timing    what its parts share: borders, jobs, calls to Redis, how often
-    serve needs  one prompt: attempt after attempt, turn after turn; what that needs of others
-    turns outcomes                                                  what it asks next, ends as
+    serve serving needs  one prompt: attempt after attempt, turn after turn; what that needs of
+    turns outcomes                                      others; what it asks next, ends as
     endings returns              where a job goes that leaves its slot
     finisher turnkeeper                                             results, turns to Redis
     keeper aborts lives          slots, leases, reaping, takeover   watch    is the server there
                and working
     showing    figures to Redis                                     caretaker  what idle ones do
     stopping stop_request        the two stages of a stop           processes  a child a group
+    mishaps descriptors          errors of ours; how many files may be open
     oddities noticing            answers that are nothing to train on, and who says so
     sglang transport answers requests rows faults clamp token_ids tolerant
                                                                     the wire, and whose fault it is
@@ -34,6 +35,12 @@ When something fails:
     Redis away or full  open requests go on, results wait with their leases, nothing is claimed
     this process dies   its leases run out and others take its jobs; the next process of its name
                         aborts what is open at the server and takes over at once
+    it stands still     past its slots' time it sends nothing, a request that is just connecting
+                        included; what was aborted meanwhile by whoever took them costs no attempt
+    an error of ours    while one prompt is served, that prompt is charged (`internal_error`);
+                        anywhere else the whole process ends with 1 and gives back what it holds
+    no descriptor, no   the slot waits as at a full server; the prompt and the server are not
+    port left here      blamed
     SIGTERM             no claim, open requests get the grace, the rest goes back uncharged
 
 Decisions (2026-11-30):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import redis
 
-from tests.support.engine_world import PAGES, EngineWorld, until
+from tests.support.engine_world import PAGES, EngineWorld, held, until
 from tests.support.queue_world import SECRET
-from tests.support.scripted_server import Reply, ScriptedServer, answer, scripted_server
+from tests.support.scripted_server import Reply, answer, scripted_server
 from workers.desk import Bell
 from workers.engine import Engine
 from workers.mishaps import InternalError
@@ -65,11 +65,6 @@ class Hold:
         if "messages" in body and self.now < 0:
             await self.go.wait()
         return Reply(body=answer("hi"))
-
-
-def held(server: ScriptedServer) -> list[str]:
-    """Ids of the prompts' requests, in the order in which they came."""
-    return [str(each["rid"]) for each in server.requests if "messages" in each]
 
 
 @pytest.mark.parametrize("task", TASKS)

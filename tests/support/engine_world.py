@@ -15,6 +15,7 @@ import redis
 from common import names
 from common.queue import Groups, Jobs
 from tests.support.queue_world import QueueWorld
+from tests.support.scripted_server import ScriptedServer
 from workers.caretaker import Caretaker
 from workers.eligible import Eligible
 from workers.engine import Engine
@@ -32,9 +33,9 @@ QUICK = Timing(
     slots_every_s=0.1,
     publish_every_s=0.1,
 )
-PAGES: dict[str, bytes | Callable[[], bytes]] = {
+PAGES: dict[str, bytes] = {
     "/v1/models": b'{"data":[{"id":"tiny","max_model_len":4096}]}',
-    "/server_info": b'{"max_running_requests":4,"version":"0.5.23"}',
+    "/server_info": b'{"max_running_requests":16,"version":"0.5.23"}',
 }
 """Of a scripted server that is good enough for an engine."""
 
@@ -93,3 +94,8 @@ async def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT
         if loop.time() > deadline_s:
             raise TimeoutError(f"not within {limit_s:.0f} s: {what}")
         await asyncio.sleep(0.01)
+
+
+def held(server: ScriptedServer) -> list[str]:
+    """Ids of the prompts' requests, in the order in which they came."""
+    return [str(each["rid"]) for each in server.requests if "messages" in each]

@@ -31,7 +31,7 @@ class Reply:
     after_s: float = 0.0
 
 
-Step = str | Reply | Callable[[dict[str, Any]], Awaitable[Reply]]
+Step = str | Reply | Callable[[dict[str, Any]], Awaitable[Reply | str]]
 Page = bytes | Reply | Callable[[], bytes | Reply]
 
 
