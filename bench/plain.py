@@ -50,14 +50,17 @@ class Server:
         """Nothing."""
         return 0.0
 
+    def say_limit(self, what: str) -> None:
+        """Say nothing."""
+
 
 class Nobody:
     """Charges nothing."""
 
-    async def charge(self, claim: Claim, reason: str, *, before: int) -> int:
+    async def charge(self, claim: Claim, reason: str, *, before: int | None) -> int:
         """Count nothing."""
         del claim, reason
-        return before + 1
+        return (before or 0) + 1
 
     async def keep(self, kept: KeptTurns) -> str:
         """Keep nothing."""
@@ -68,6 +71,11 @@ class Nobody:
         """Let every turn follow."""
         return True
 
+    def held_since(self, instant_s: float) -> bool:
+        """Hold a slot for ever."""
+        del instant_s
+        return True
+
 
 async def main(url: str, prompts: int, slots: int) -> None:
     """Serve every prompt with `slots` tasks over one iterator."""
@@ -75,7 +83,8 @@ async def main(url: str, prompts: int, slots: int) -> None:
     rids = Rids(secrets.token_hex(6))
     params = Params(max_tokens=64)
     async with SGLangClient(url, slots=slots) as client:
-        prompter = Prompter(Server(client), nobody := Nobody(), rids, nobody)
+        nobody = Nobody()
+        prompter = Prompter(Server(client), nobody, rids, turns=nobody, slots=nobody)
 
         async def work() -> None:
             slot = rids.take_slot()

@@ -54,6 +54,9 @@ _EXIT_CODES = {
     **dict.fromkeys(("wrong_model", "redis_full", "s3_error", "state_lost"), 4),
 }
 
+_SERVING = frozenset({"ready", "draining"})
+"""States of a worker group whose server gives tokens."""
+
 
 def exit_code(status: str, unusable_s: float | None = None) -> int:
     """Give what `producer status` ends with: 0 done or fine, 1 ended badly, 4 unusable.
@@ -112,7 +115,8 @@ def progress(
         "unusable_sec": _rounded(seen.unusable_s, 1),
         "warnings": warnings(seen),
         "updated_at": datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="seconds"),
-        "workers": len(groups),
+        # Those that can serve: a server that is still loading serves nobody.
+        "workers": sum(group.state in _SERVING for group in groups),
         "worker_groups": [_group(group) for group in groups],
     }
 
@@ -195,7 +199,7 @@ def _working_status(
     if not groups:
         return "waiting_for_workers"
     states = {group.state for group in groups}
-    if not states & {"ready", "draining"}:
+    if not states & _SERVING:
         return "wrong_model" if "wrong_model" in states else "waiting_for_server"
     if not counts.in_flight:
         return "running" if flow.rate.per_s and not standing.waits_behind else "queued"
