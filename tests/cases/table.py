@@ -23,6 +23,8 @@ _REBUILDING = "tests/cases/test_rebuilding.py::"
 _RESUMING = "tests/cases/test_resuming.py::"
 _OUTCOMES = "tests/acceptance/test_outcomes.py::"
 _SERVER = "tests/faults/test_server_faults.py::"
+_SERVERS = "tests/cases/test_servers.py::"
+_SLOTS = "tests/faults/test_group_slots.py::"
 _GROUP = "tests/faults/test_group.py::"
 _QUEUE_CASES = "tests/integration/test_queue_cases.py::"
 _CLIENT = "tests/integration/test_sglang_client.py::"
@@ -145,6 +147,35 @@ CASES: dict[str, tuple[str, ...]] = {
         _LIMITS + "test_b40_long_answers_are_kept_whole_in_bounded_memory",
         _CLIENT + "test_an_answer_of_two_mebibytes_comes_whole",
         _CLIENT + "test_an_answer_that_no_row_could_hold_is_given_up_and_charged",
+    ),
+    "B41": (
+        _SERVER + "test_nothing_is_claimed_before_the_server_gave_a_token",
+        _SERVER + "test_a_server_that_never_comes_ends_the_start_only_when_asked_to",
+        _GROUP + "test_the_bound_is_reached_and_never_exceeded",
+    ),
+    "B42": (
+        _SERVER + "test_a_full_server_is_left_alone_for_as_long_as_it_asks",
+        _SERVER + "test_a_refusal_without_a_time_is_waited_for_longer_each_time",
+        _SLOTS + "test_whatever_befalls_requests_every_slot_comes_back",
+        "tests/unit/test_serve.py::test_a_refusal_for_load_waits_and_is_not_charged",
+    ),
+    "B43": (
+        _SERVER + "test_a_server_that_hangs_behind_a_good_health_page_is_found",
+        _SERVER + "test_our_time_limit_costs_exactly_the_attempts_and_each_is_aborted",
+        _SERVER + "test_a_machine_that_vanishes_with_open_connections_is_found",
+        _CLIENT + "test_each_fault_has_its_verdict_and_the_client_works_afterwards",
+    ),
+    "B45": (
+        _SERVER + "test_a_server_that_dies_with_everything_in_flight_costs_no_attempt",
+        _SERVER + "test_other_servers_go_on_while_one_is_dead",
+        (
+            "tests/faults/test_group_thieves.py::"
+            "test_a_server_that_dies_with_nothing_open_is_down_and_comes_back"
+        ),
+    ),
+    "B46": (
+        _SERVER + "test_our_time_limit_costs_exactly_the_attempts_and_each_is_aborted",
+        _OUTCOMES + "test_b90_failed_rows_are_never_called_done",
     ),
     "B48": (
         _ANSWERS + "test_b48_what_is_no_answer_fails_after_its_attempts",
@@ -285,6 +316,13 @@ CASES: dict[str, tuple[str, ...]] = {
         "tests/unit/test_secrecy.py::test_a_fact_is_one_short_line_that_no_terminal_acts_on",
         "tests/unit/test_noticing.py::test_failures_are_told_at_once_and_then_once_a_minute",
         "tests/faults/test_secrets.py::test_no_secret_and_no_prompt_gets_where_it_does_not_belong",
+    ),
+    "B98": (
+        _SERVERS + "test_b98_workers_come_and_go_and_the_figures_follow",
+        (
+            "tests/integration/test_status.py::"
+            "test_b98_without_workers_it_waits_for_workers_and_nobody_knows_how_long"
+        ),
     ),
 }
 

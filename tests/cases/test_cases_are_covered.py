@@ -11,12 +11,13 @@ from tests.cases.table import CASES, TESTS
 
 ROOT = Path(__file__).parents[2]
 INPUT_TO_QUEUE = [
-    *range(1, 41),
+    *range(1, 44),
+    *(45, 46),
     *range(48, 60),
     *range(61, 66),
     *range(71, 75),
     *range(79, 88),
-    *(90, 92, 93),
+    *(90, 92, 93, 98),
 ]
 """Numbers of the cases that this table answers for, as far as they exist."""
 
@@ -38,7 +39,7 @@ def collected() -> set[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,  # on a busy machine
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
