@@ -228,9 +228,7 @@ class Engine:
         self._work_bell.ring()
         self._room_bell.ring()
 
-    def _spawn(
-        self, work: Coroutine[Any, Any, object], name: str = "request"
-    ) -> "asyncio.Task[Any]":
+    def _spawn(self, work: Coroutine[Any, Any, object], name: str = "request") -> Any:
         if self._tasks is None:
             raise AssertionError("nothing is spawned before run")
         return self._tasks.create_task(self._guarded(work, name), name=name)
