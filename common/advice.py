@@ -139,6 +139,12 @@ def _of_claims(seen: Seen) -> Iterator[str]:
         )
     if standing.paused is not None and not over:
         yield f"paused: {standing.paused}; `producer resume {seen.run}` lifts it"
+    if standing.suspects and not over:
+        were = "prompt was" if standing.suspects == 1 else "prompts were"
+        yield (
+            f"{standing.suspects:,} {were} at work when servers or worker processes died: tried "
+            "by halves when nothing else waits, and at last alone, nothing need be done"
+        )
     if standing.suspended and not over:
         yield "`rq suspend` stopped all runs; `rq resume` lifts it"
     if standing.unreconciled and not standing.lost and not over:

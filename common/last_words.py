@@ -2,7 +2,9 @@
 
     an error of ours             its text, its code (`common.errors`)
     a wrong flag                 as click tells it
+    a signal that asks to stop   128 and its number, with what is to be done then
     stdout closed or full        4: what was to be read there is not there
+    its reader has seen enough   141 as after SIGPIPE, quietly: `| head`
     the system refused           4: a full disk, a file that may not be read, no descriptors
     no memory                    4
     anything else                1, with a traceback: a bug
@@ -14,6 +16,7 @@ full ends nothing.
 import errno
 import io
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -29,6 +32,7 @@ from common.harmless import harmless
 from common.logs import bound_other_logs, bounded
 from common.program import show
 from common.secrecy import hide_environment, without_secrets
+from common.stops import Stopped
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 STDOUT_NAME = "stdout"
@@ -50,13 +54,13 @@ def tell(text: str) -> None:
         click.echo(harmless(without_secrets(text)), err=True)
 
 
-def run_program(program: str, call: Callable[[], Any], *, interrupted: str = "") -> int:
+def run_program(program: str, call: Callable[[], Any], *, stopped: str = "") -> int:
     """Run a program's command line.
 
     Args:
         program: Its name, before what people are told.
         call: Runs the command; gives an exit code, or anything else for 0.
-        interrupted: What is told after Ctrl-C.
+        stopped: What is told after Ctrl-C and other signals that ask to stop.
 
     Returns:
         The exit code.
@@ -79,10 +83,14 @@ def run_program(program: str, call: Callable[[], Any], *, interrupted: str = "")
         with suppress(OSError):
             show(error)
         return error.exit_code
+    except Stopped as told:
+        if stopped:
+            tell(f"{program}: {told.word}: {stopped}")
+        return 128 + told.number
     except (click.Abort, KeyboardInterrupt):
-        if interrupted:
-            tell(f"{program}: {interrupted}")
-        return 130
+        if stopped:
+            tell(f"{program}: interrupted: {stopped}")
+        return 128 + signal.SIGINT
     except Exception as error:  # noqa: BLE001 - told below, as what it is
         return _end(program, error)
     finally:
@@ -96,6 +104,8 @@ def _end(program: str, error: BaseException) -> int:
     if any(isinstance(each, MemoryError) for each in leaves):
         tell(f"{program}: no memory left: give it more, or smaller rows and batches")
         return BackendError.exit_code
+    if isinstance(leaves[0], BrokenPipeError) and leaves[0].filename == STDOUT_NAME:
+        return 128 + signal.SIGPIPE
     if all(isinstance(each, OSError) for each in leaves):
         tell(f"{program}: {_of_system(leaves[0])}")
         return BackendError.exit_code

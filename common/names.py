@@ -15,7 +15,8 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
                                         reconciled (run_id/replid of Redis), inputs_seq,
                                         ended (the state that `_SUCCESS` was written
                                         for, or `pending`), suspect
-                                        (job that is tried alone), faults (in a row),
+                                        (jobs that are tried by themselves), faults (in a row),
+                                        death_ms (when a server or worker process last died),
                                         last_active_ms, audited_ms, sink_error and
                                         sink_error_ms (why a sink stores nothing, and when it
                                         said so), rest (some prompts may
@@ -42,8 +43,10 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
     headrace:run:RUN:rate        hash   5-second bucket of Redis TIME -> completions;
                                         0 where somebody was at work and none ended
     rq:job:KEY                   hash   RQ's lean job, and: request, attempts, deaths, lost, turns,
-                                        holder (epoch of the lease's owner); turns: the finished
-                                        ones of a prompt with several, a JSON line each
+                                        holder (epoch of the lease's owner), alone (1 or few: how
+                                        it was tried as a suspect), died_alone (deaths while it
+                                        was tried alone); turns: the finished ones of a prompt
+                                        with several, a JSON line each
 
 Ledger: one field a key. Bucket = the key's first `bits` bits, as lower-case hex without padding;
 field = the key without its first `bits // 8` bytes, so that bucket and field give the key back;

@@ -3,6 +3,7 @@
 import difflib
 import functools
 import importlib
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -51,6 +52,17 @@ class Program(click.Group):
             hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(self._modules)}."
             ctx.fail(f"No such command {typed!r}. {hint}")
         return super().resolve_command(ctx, args)
+
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run what was asked; a reader that has seen enough (`| head`) ends it quietly.
+
+        click would end it with 1, which says that something has failed.
+        """
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise SystemExit(128 + signal.SIGPIPE) from None
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

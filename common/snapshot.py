@@ -97,7 +97,9 @@ def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standin
         pipe.info("replication")
         pipe.zrange(names.RUNS, 0, -1)
         pipe.hgetall(names.counts(name))
-        suspended, ended, memory, server, replication, others, counters = pipe.execute()
+        pipe.zcard(names.parked(name))
+        told = pipe.execute()
+    suspended, ended, memory, server, replication, others, counters, suspects = told
     # Whatever the figures say, Redis may have dropped what they are made of.
     connect.refuse_eviction(memory, connect.address_of(client))
     asked = state.record.params.model or (state.pinned or {}).get("model")
@@ -111,6 +113,7 @@ def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standin
         sealed=state.sealed,
         proven=_is_for(ended or b"", counts),
         paused=state.paused,
+        suspects=int(suspects),
         suspended=bool(suspended),
         cancelled=state.cancelled,
         unreconciled=state.reconciled != connect.run_id_of(server, replication),

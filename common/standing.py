@@ -21,6 +21,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         sealed: No more prompts will come.
         proven: `_SUCCESS` was written for the counters as they are now.
         paused: Why, None while it is not.
+        suspects: Prompts that were open at servers that died, and wait to be tried by themselves.
         suspended: `rq suspend` stopped the claims of all runs.
         unreconciled: Redis restarted, and nobody has compared it with the store yet.
         lost: What the store has and Redis lacks, for people; empty when nothing is known to be.
@@ -41,6 +42,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     sealed: bool = True
     proven: bool = False
     paused: str | None = None
+    suspects: int = 0
     suspended: bool = False
     cancelled: bool = False
     unreconciled: bool = False

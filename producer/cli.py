@@ -5,15 +5,14 @@ bug.
 """
 
 import importlib.util
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 
 import click
 
 from common.last_words import run_program
 from common.program import Program
+from common.stops import end_on_stop
 
 COMMANDS = (
     "enqueue",
@@ -37,7 +36,13 @@ COMMANDS = (
 )
 """In the order of their help."""
 
-TERMINATED = 143
+_GOES_ON = "the same call again goes on"
+_AFTER_A_STOP = {
+    "watch": "the run goes on",
+    "export": "the same call again begins anew; no file is left half-written",
+    "verify": "nothing is proven; the same call again begins anew",
+}
+"""What people must know of a command that was stopped, where it is not `_GOES_ON`."""
 
 
 _MODULES = {
@@ -77,16 +82,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit code: `common.errors`, 130 after Ctrl-C, 143 after SIGTERM.
+        The exit code: `common.errors`; 128 and the signal's number after one that asks to stop,
+        130 after Ctrl-C and 143 after SIGTERM.
     """
-    signal.signal(signal.SIGTERM, _terminate)
+    end_on_stop()
+    said = sys.argv[1:] if arguments is None else arguments
     return run_program(
         "producer",
         lambda: cli.main(args=arguments, prog_name="producer", standalone_mode=False),
-        interrupted="interrupted: the same call again goes on",
+        stopped=next((_AFTER_A_STOP[word] for word in said if word in _AFTER_A_STOP), _GOES_ON),
     )
-
-
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    # An exception, so that temporary files and progress bars are cleared away.
-    raise SystemExit(TERMINATED)

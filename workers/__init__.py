@@ -41,7 +41,8 @@ When something fails:
                         anywhere else the whole process ends with 1 and gives back what it holds
     no descriptor, no   the slot waits as at a full server; the prompt and the server are not
     port left here      blamed
-    SIGTERM             no claim, open requests get the grace, the rest goes back uncharged
+    SIGTERM             no claim, open requests get the grace, the rest goes back uncharged; SIGINT
+                        and SIGHUP likewise, a second one does not wait; under `nohup` no SIGHUP
 
 Decisions (2026-11-30):
 
@@ -54,7 +55,12 @@ Decisions (2026-11-30):
 * A status that reads as configuration (404 and such) while the server answers a one-token request
   is that prompt's own fault: charged, else one odd prompt would stop its group for ever.
 * Suspects of server deaths are tried when nothing else waits, half of those that the same deaths
-  cast suspicion on at a time, at last alone; only a death alone convicts.
+  cast suspicion on at a time, at last alone. Two deaths alone convict, and five in all: servers
+  also die for reasons of their own, and one death alone convicted innocent prompts in simulations.
+* Deaths of servers and worker processes are faults of the run too, one each: 20 with no success
+  between them pause it, since then nothing tells a bad prompt from a bad server.
+* A stop goes from the watching process to its children by a signal of its own, SIGUSR1:
+  terminals, Slurm and systemd tell all of them at once, and the same signal twice means hurry.
 * With `--turns all` a prompt stays one job in one slot; its turns follow each other at one server.
   Each is kept on the job before the next begins; without Redis the serving goes on while its slots
   hold, then the job goes back with its turns. A turn never begins when its process is to stop or

@@ -7,6 +7,7 @@ import click
 
 from common.last_words import run_program
 from common.program import Program
+from common.stops import end_on_stop
 
 _COMMANDS = {
     "completion": "workers.commands.settings",
@@ -42,6 +43,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command; whatever ends it is one line and an exit code (`common.last_words`)."""
+    end_on_stop()
     sys.exit(run_program("workers", lambda: cli(prog_name="workers", standalone_mode=False)))
 
 

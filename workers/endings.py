@@ -2,7 +2,8 @@
 
 a result                     to the finisher
 it goes back (server fault)  to its queue, with a server death where the server died with it
-the server hangs             as if it had died; a suspect that was tried alone is convicted
+the server hangs             as if it had died
+it dies again, with it alone to the finisher, as poison
 lost (ended elsewhere)       nowhere: its request is aborted
 """
 
@@ -35,6 +36,7 @@ class Endings:
 
     def __init__(self, core: Core, *, finisher: Finisher, returns: Returns, spawn: Spawn) -> None:
         self._client = core.client
+        self._stop = core.stop
         self._holdings = core.holdings
         self._eligible = core.eligible
         self._finisher = finisher
@@ -48,16 +50,13 @@ class Endings:
             self._holdings.returning.pop(job.key, None)
             self._finisher.add(ended)
         elif not job.leaving:
-            self._returns.add(job.key, died=ended.died)
+            self._give_back(job, died=ended.died)
 
     def hang(self) -> None:
         """Nothing moves at the server: give back everything that is open there."""
         jobs = list(self._holdings.open.values())
         for job in jobs:
-            if job.rid and convicts(job):
-                self._finisher.add(poison(job.claim, server=self._client.url))
-            else:
-                self._returns.add(job.key, died=bool(job.rid))
+            self._give_back(job, died=bool(job.rid))
         self._leave(jobs)
         self._returns.add_ready()
 
@@ -93,6 +92,14 @@ class Endings:
             message="worker processes died with it, the last time alone",
         )
         self._finisher.add(failed(claim, verdict, attempts=None, server=self._client.url))
+
+    def _give_back(self, job: Open, *, died: bool) -> None:
+        # Whoever stops us may have stopped the server too: that says nothing of its prompts.
+        died = died and not self._stop.asked.is_set()
+        if died and convicts(job):
+            self._finisher.add(poison(job, server=self._client.url))
+        else:
+            self._returns.add(job.key, died=died)
 
     def _leave(self, jobs: list[Open]) -> None:
         for job in jobs:

@@ -109,9 +109,9 @@ class Engine:
         self._ramp = Ramp(options.ramp, now_s)
         self._opened = Throughput(now_s)
 
-    def ask_to_stop(self, signal: int | None = None) -> None:
-        """Begin to drain; the second call does not wait for what is open."""
-        self.stop.ask(signal)
+    def ask_to_stop(self, signal: int | None = None, teller: str = "") -> None:
+        """Begin to drain; a second call of the same teller does not wait for what is open."""
+        self.stop.ask(signal, teller=teller)
         self._ring()
 
     async def charge(self, claim: Claim, reason: str, *, before: int | None) -> int:
@@ -221,7 +221,7 @@ class Engine:
             await asyncio.sleep(PARENT_POLL_S)
         if parent is not None:
             log.warning("the process that watched this worker group is gone: stopping")
-            self.ask_to_stop()
+            self.ask_to_stop(teller="watched")
 
     def _ring(self) -> None:
         """Something changed: there may be something to open, or room for more."""

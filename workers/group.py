@@ -34,6 +34,7 @@ from common.logs import set_up_logs
 from common.program import values_of
 from common.queue import Groups, Jobs
 from common.queue.rights import refuse_missing_rights
+from common.stops import end_on_stop, stop_signals
 from workers.caretaker import Caretaker
 from workers.descriptors import raise_limit
 from workers.eligible import Eligible
@@ -46,6 +47,7 @@ from workers.options import (
     slots_server,
     this_host,
 )
+from workers.stop_request import BY_PARENT
 from workers.timing import timing_from_environment
 
 log = logging.getLogger(__name__)
@@ -108,7 +110,7 @@ class SlotWorker(Worker):
 
     @override
     def work(self, *args: Any, **kwargs: Any) -> bool:
-        """Serve until SIGTERM, SIGINT or RQ's shutdown command.
+        """Serve until a signal asks to stop, or RQ's shutdown command.
 
         RQ's arguments are taken and, but for the log level, ignored: there is no burst mode, no
         scheduler and no other order than the claim's.
@@ -140,10 +142,12 @@ class SlotWorker(Worker):
         try:
             return _run(self._serve(client, options))
         finally:
+            # The loop has taken its handlers with it, and nothing is held any more.
+            end_on_stop()
             # Redis may be frozen: then RQ's record of this worker runs out by itself.
             ending = threading.Thread(target=self._end, name="teardown", daemon=True)
             ending.start()
-            ending.join(options.timing.redis_limit_s)
+            ending.join(options.timing.redis_limit_s / 2)
 
     def _end(self) -> None:
         with contextlib.suppress(*connect.REDIS_ERRORS):
@@ -167,8 +171,11 @@ class SlotWorker(Worker):
             caretaker=Caretaker(client, eligible, options.timing),
             on_beat=lambda busy, done, failed: self._beat(eligible, busy, (done, failed)),
         )
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in stop_signals():
             self._loop.add_signal_handler(number, engine.ask_to_stop, int(number))
+        self._loop.add_signal_handler(
+            BY_PARENT, engine.ask_to_stop, int(signal.SIGTERM), "watching process"
+        )
         await engine.run()
         self.stopped_by = engine.stop.signal
         return True

@@ -21,7 +21,7 @@ class Ready(NamedTuple):
 
     Attributes:
         suspect: The server died with it: nothing but other suspects may be open beside it.
-        alone: It is tried by itself: a death with it convicts it.
+        alone: It is tried by itself: deaths with it are its own, if they come again.
     """
 
     claim: Claim
@@ -40,6 +40,7 @@ class Open:
     Attributes:
         suspect, alone: See `Ready`.
         slot: Number of its slot, which its request ids bear.
+        turn: Number of the turn that it is at, None for a prompt with one.
         rid: Id of the open request, empty between attempts.
         resting: The server asked to be left alone; no request is open for it.
         leaving: What becomes of the job is decided; its request is being aborted.
@@ -52,6 +53,7 @@ class Open:
         self.slot = slot
         self.suspect = ready.suspect
         self.alone = ready.alone
+        self.turn: int | None = None
         self.rid = ""
         self.resting = False
         self.leaving = False

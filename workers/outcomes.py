@@ -10,6 +10,15 @@ from workers.faults import Kind, Verdict
 from workers.holdings import Open
 from workers.rows import Failure, failure_row
 
+DEATHS, DEATHS_ALONE = 5, 2
+"""Deaths that convict, and how many of them alone at the server.
+
+Servers also die for reasons of their own, and one that does so while an innocent prompt is tried
+alone must not convict it. In 25 simulated runs with many such deaths, one death alone convicted 7
+innocent prompts, and this rule none. A prompt that was found by halving brings the deaths with it:
+the rule costs one restart more, not three.
+"""
+
 
 class Returned(msgspec.Struct, frozen=True):
     """The prompt goes back to its queue, uncharged.
@@ -28,14 +37,17 @@ class Returned(msgspec.Struct, frozen=True):
 
 
 def convicts(job: Open) -> bool:
-    """Whether a death of the server is this prompt's: alone there, after deaths with others."""
-    return job.alone and job.claim.deaths >= 1
+    """Whether this death of the server convicts the prompt that was open there."""
+    claim = job.claim
+    return job.alone and claim.died_alone + 1 >= DEATHS_ALONE and claim.deaths + 1 >= DEATHS
 
 
-def poison(claim: Claim, *, server: str) -> Result:
-    """Make the failure of a prompt with which the server died while it was alone there."""
-    verdict = Verdict(kind=Kind.PROMPT, reason="poison", message="the server died with it, alone")
-    return failed(claim, verdict, attempts=None, server=server)
+def poison(job: Open, *, server: str) -> Result:
+    """Make the failure of a prompt with which its server died again and again, at last alone."""
+    claim = job.claim
+    message = f"the server died with it {claim.deaths + 1} times, the last times alone"
+    verdict = Verdict(kind=Kind.PROMPT, reason="poison", message=message)
+    return failed(claim, verdict, attempts=None, server=server, turn=job.turn)
 
 
 def failed(

@@ -9,13 +9,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from common.errors import HeadraceError
 from common.program import config_arguments
+from common.stops import on_stop
+from workers.stop_request import BY_PARENT
 
 log = logging.getLogger(__name__)
 
@@ -58,15 +59,20 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def send(self, number: int) -> None:
-        """Pass a signal on."""
+        """Send a signal."""
         if self._process is not None and self._process.poll() is None:
-            self._told = True
             self._process.send_signal(number)
 
     def tell_to_stop(self) -> None:
-        """Send SIGTERM if it was started after the signal that stops us had been passed on."""
+        """Pass a stop on."""
+        if self.alive:
+            self._told = True
+        self.send(BY_PARENT)
+
+    def tell_late(self) -> None:
+        """Pass a stop on if it was started after that had been done."""
         if not self._told:
-            self.send(signal.SIGTERM)
+            self.tell_to_stop()
 
     def look(self, now_s: float) -> None:
         """Start it if it is due; note how it ended if it has."""
@@ -111,29 +117,27 @@ def supervise(children: Sequence[Child], *, grace_s: float) -> int:
     Raises:
         HeadraceError: All children ended for a reason that a restart would only repeat.
     """
-    stopping = threading.Event()
     stopped_by: list[int] = []
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         stopped_by.append(number)
-        stopping.set()
         for child in children:
-            child.send(signal.SIGTERM if number == signal.SIGHUP else number)
+            child.tell_to_stop()
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, on_signal)
-    while not stopping.wait(POLL_S):
+    on_stop(on_signal)
+    while not stopped_by:
         for child in children:
             child.look(time.monotonic())
         if all(child.failed is not None for child in children):
             raise _cannot_run(children)
+        time.sleep(POLL_S)
     _end(children, grace_s)
     return 128 + stopped_by[0]
 
 
 def _end(children: Sequence[Child], grace_s: float) -> None:
     for child in children:
-        child.tell_to_stop()
+        child.tell_late()
     deadline_s = time.monotonic() + grace_s + KILL_MARGIN_S
     while any(child.alive for child in children) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)

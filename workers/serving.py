@@ -30,7 +30,7 @@ from workers.faults import (
     wait_s,
 )
 from workers.holdings import Open
-from workers.outcomes import Returned, answer_of, convicts, failed, kept_turns, poison
+from workers.outcomes import Returned, answer_of, failed, kept_turns
 from workers.requests import Request, build_request, read_prompt
 from workers.rows import MAX_ROW_BYTES, Completion, RowTooLargeError, completion_row
 from workers.token_ids import lacking
@@ -105,6 +105,7 @@ class Serving:
         return Returned(misfit=why) if why else None
 
     def _build(self) -> Request:
+        self._job.turn = self._talk.number if self._talk else None
         return build_request(
             self._talk.prompt if self._talk else self._prompt,
             self._params,
@@ -150,7 +151,9 @@ class Serving:
             # Aborted by us: whoever did it has said what becomes of the job.
             return Returned()
         if verdict.kind is Kind.SERVER:
-            return self._died(verdict)
+            # A status comes with the server's own words, which may quote the prompt.
+            fault = verdict.message if verdict.status is None else verdict.reason
+            return Returned(died=verdict.reason != "refused", fault=fault or verdict.reason)
         if verdict.kind is Kind.CONFIG:
             return Returned(fault=f"{verdict.reason} (HTTP {verdict.status})", config=True)
         if verdict.kind is Kind.PROMPT and not self._clamp(outcome):
@@ -244,14 +247,6 @@ class Serving:
         if smaller is not None:
             self._request = smaller
         return smaller is not None
-
-    def _died(self, verdict: Verdict) -> Result | Returned:
-        reached = verdict.reason != "refused"
-        if reached and convicts(self._job):
-            return poison(self._job.claim, server=self._server.origin.server)
-        # A status comes with the server's own words, which may quote the prompt.
-        fault = verdict.message if verdict.status is None else verdict.reason
-        return Returned(died=reached, fault=fault or verdict.reason)
 
     def _completed(self, verdict: Verdict, outcome: ServerAnswer) -> Result:
         answer, talk = answer_of(verdict), self._talk

@@ -8,7 +8,8 @@ Failures:
                          the streams grow until claims pause by their bytes
     Redis away           all waits likewise, never exits
     SIGTERM, SIGINT      whatever waits is stored within the grace, then partitions are released;
-                         a second signal, or the grace's end, leaves the rest in the streams
+                         a second signal, or the grace's end, leaves the rest in the streams, also
+                         while a call to the store or to Redis hangs
 """
 
 import logging
@@ -56,7 +57,9 @@ RENEW_S = LEASE_MS / 3000
 SAY_S = 60.0
 PROBE_LIMIT_S = 20.0
 OPEN_AGAIN_S = 30.0
-STOPPED_NOTIFY_S = 3.0
+STOPPED_NOTIFY_S = 1.0
+GUARD_S = 3.0
+"""What a stop may take beyond the grace, before what hangs is left."""
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +134,7 @@ class Sink:
         self._said: dict[str, tuple[str, float]] = {}
         self._stop = threading.Event()
         self._ended = threading.Event()
+        self._left = threading.Event()
 
     def stop(self) -> None:
         """Ask for a clean stop; safe in a signal handler."""
@@ -151,6 +155,7 @@ class Sink:
         threads.append(
             threading.Thread(target=self._progress.run, args=[self._ended], daemon=True)
         )
+        threads.append(threading.Thread(target=self._guard, name="guard", daemon=True))
         for thread in threads:
             thread.start()
         try:
@@ -165,6 +170,7 @@ class Sink:
         self._progress.write_all()
         if self._notifier is not None:
             self._notifier.close(STOPPED_NOTIFY_S if self._stop.is_set() else LEAVE_S)
+        self._left.set()
         failed = any(served.standing is Standing.FAILED for served in self._served.values())
         return 1 if failed else 0
 
@@ -297,14 +303,18 @@ class Sink:
         """Store what waits, within the grace."""
         log.info("stopping: storing what waits, for at most %.0f s", self._options.grace_s)
         deadline_s = time.monotonic() + self._options.grace_s
-        guard = threading.Timer(self._options.grace_s + 2.0, _end_hard)
-        guard.daemon = True
-        guard.start()
         for served in self._served.values():
             served.again_s = 0.0
         while self._pass(flush=True) and time.monotonic() < deadline_s:
             pass
-        guard.cancel()
+
+    def _guard(self) -> None:
+        """End the process when a stop takes too long: any of its calls may hang for minutes."""
+        self._stop.wait()
+        if not self._left.wait(self._options.grace_s + GUARD_S):
+            # What was to be stored is still in its stream.
+            log.error("the grace is over: leaving the rest in the streams")
+            os._exit(143)
 
     def _release(self) -> None:
         for sink in self._sinks():
@@ -326,9 +336,3 @@ class Sink:
                     except (HeadraceError, PartitionLostError) as error:
                         # The storing thread finds out by its own calls.
                         log.debug("a lease was not renewed: %s", error)
-
-
-def _end_hard() -> None:
-    # A PUT that hangs may take minutes; what it was to store is still in its stream.
-    log.error("the grace is over: leaving the rest in the streams")
-    os._exit(143)

@@ -13,7 +13,6 @@ from collections.abc import Coroutine
 from typing import Any
 
 from common.errors import RedisUnusableError
-from workers.aborts import LIMIT_S
 from workers.core import Core
 from workers.desk import Bell
 from workers.endings import Endings
@@ -26,6 +25,12 @@ from workers.showing import Showing
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
+ABORTS_S = 1.5
+"""What aborts get before the connections are closed, which a server understands too.
+
+With what Redis gets, all of a stop ends within 5 s of the grace, whoever hangs: whatever stops us
+(Kubernetes, Slurm) kills after 30 s, and the default grace is 25.
+"""
 
 
 class WindDown:
@@ -74,7 +79,7 @@ class WindDown:
         while self._busy() and time.monotonic() < deadline_s and not self._stop.hurried.is_set():
             await self._bell.wait(LOOK_S)
         await self._whatever_happens(self._end_open())
-        self._redis_until_s = time.monotonic() + 2 * self._options.timing.redis_limit_s
+        self._redis_until_s = time.monotonic() + self._options.timing.redis_limit_s
         for step in (self._give_back, self._record):
             await self._whatever_happens(step())
 
@@ -109,7 +114,7 @@ class WindDown:
     def _limit_s(self) -> float:
         """What the next call to Redis gets: of all that they get together, at most half."""
         left_s = self._redis_until_s - time.monotonic()
-        return max(LOOK_S, min(left_s, self._options.timing.redis_limit_s))
+        return max(LOOK_S, min(left_s, self._options.timing.redis_limit_s / 2))
 
     def _busy(self) -> bool:
         """Whether anything is worth waiting for: a running request, a result not recorded yet."""
@@ -119,6 +124,6 @@ class WindDown:
     async def _end_open(self) -> None:
         """Abort what is still open and give it back."""
         self._endings.stop(self._holdings.open.values())
-        deadline_s = time.monotonic() + LIMIT_S + LOOK_S
+        deadline_s = time.monotonic() + ABORTS_S
         while self._holdings.leaving and time.monotonic() < deadline_s:
             await self._bell.wait(LOOK_S)

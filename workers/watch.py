@@ -284,9 +284,15 @@ class ServerWatch:
     async def _hangs(self) -> bool:
         if not self._open or not self._stalled():
             return False
-        if await self.alive():
+        # Under a long prefill an older server answers between two chunks alone: the token after
+        # the last one, but the load after the present one.
+        alive, load = await asyncio.gather(self.alive(), self._read_load(self._probe_s))
+        before, self.load = self.load, load or self.load
+        if alive or (load and before and load.moved_since(before)):
             self._moved_at_s = time.monotonic()
             return False
+        if load and before is None:
+            return False  # the first that it says of itself: the next one will tell
         # An answer may have come while the token was awaited.
         return self._stalled()
 

@@ -14,6 +14,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         try_: Which try this is, from 1.
         attempts, deaths, lost: Charged attempts, server deaths and lost leases so far in this try.
         prompt: JSON of a `Prompt`.
+        died_alone: Of the deaths, those with nothing else open at the server.
         turns: What `KeptTurns` has kept of a prompt with several turns; empty as a rule.
     """
 
@@ -26,6 +27,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     deaths: int
     lost: int
     prompt: bytes
+    died_alone: int = 0
     turns: bytes = b""
 
     def ended(

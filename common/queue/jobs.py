@@ -32,8 +32,8 @@ MOST_LOST = 5
 
 REAP_LIMIT = 1_000
 
-_TURNS = 10
-"""Where a claim's finished turns stand, if there are any."""
+_DIED_ALONE, _TURNS = 10, 11
+"""Where a claim says how often a server died with it alone, and its finished turns, if at all."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -285,6 +285,7 @@ def read_claim(item: Sequence[Any]) -> Claim:
         deaths=int(item[6]),
         lost=int(item[7]),
         prompt=item[8],
+        died_alone=int(item[_DIED_ALONE]) if len(item) > _DIED_ALONE else 0,
         # Only where there are any.
         turns=item[10] if len(item) > _TURNS else b"",
     )

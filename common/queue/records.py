@@ -86,7 +86,7 @@ class ClaimReply(msgspec.Struct, frozen=True, kw_only=True):
         why: ok, suspended, no_slot, full, unreconciled, paused or empty.
         suspects: Whether the jobs are suspects of server deaths: nothing else may be open at the
             server while they are.
-        alone: Whether it is one such job: a death with it convicts it.
+        alone: Whether it is one such job, tried by itself.
     """
 
     why: str

@@ -119,4 +119,6 @@ class _Watch:
 def _line(figures: dict[str, Any]) -> str:
     counts = ("completed", "failed", "in_flight", "queued")
     told = ", ".join(f"{figures[name]:,} {name.replace('_', ' ')}" for name in counts)
-    return f"{figures['run']} {figures['status']}: {told}, {pace(figures)}"
+    # A line has room for what is most urgent; `status` tells all of it.
+    why = "".join(f"; {warning}" for warning in figures["warnings"][:1])
+    return f"{figures['run']} {figures['status']}: {told}, {pace(figures)}{why}"

@@ -291,6 +291,9 @@ CASES: dict[str, tuple[str, ...]] = {
         "tests/integration/test_sink_process.py::test_another_runs_output_ends_the_start",
     ),
     "B87": (_S3_START + "test_objects_are_single_puts_with_type_hash_and_no_encoding",),
+    "B44": (
+        ("tests/unit/test_watch_prefill.py::test_b44_ten_minutes_of_slow_prefill_are_waited_for"),
+    ),
     "B90": (
         _OUTCOMES + "test_b90_failed_rows_are_never_called_done",
         _QUEUE_CASES + "test_b90_failed_prompts_are_never_counted_as_completed",
@@ -317,6 +320,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "tests/unit/test_noticing.py::test_failures_are_told_at_once_and_then_once_a_minute",
         "tests/faults/test_secrets.py::test_no_secret_and_no_prompt_gets_where_it_does_not_belong",
     ),
+    "B94": ("tests/integration/test_stops.py::test_b94_a_group_that_is_pid_1_drains",),
     "B98": (
         _SERVERS + "test_b98_workers_come_and_go_and_the_figures_follow",
         (

@@ -1,6 +1,7 @@
 """The command: its options, what it prints, how it ends, and the log lines in SGLang's shape."""
 
 import re
+import signal
 import socket
 import ssl
 import subprocess
@@ -42,7 +43,7 @@ def test_sigterm_ends_it_at_once_and_well() -> None:
         with pytest.raises(httpx.ReadTimeout):
             HTTP.post(simulator.urls[0] + CHAT, json=BODY, timeout=0.1)
 
-        assert simulator.terminate() == 0
+        assert simulator.terminate() == 128 + signal.SIGTERM
 
 
 def test_it_ends_with_whoever_started_it() -> None:

@@ -20,7 +20,7 @@ from workers.faults import (
     ServerGoneError,
 )
 from workers.holdings import Open, Ready
-from workers.outcomes import Returned
+from workers.outcomes import Returned, convicts
 from workers.requests import Request
 from workers.rids import Rids
 from workers.rows import Origin
@@ -233,28 +233,36 @@ async def test_a_server_that_refuses_everybody_is_reported() -> None:
     assert not returned.died
 
 
-@pytest.mark.parametrize(
-    ("alone", "deaths", "outcome", "convicted"),
-    [
-        (True, 2, RESET, True),
-        (True, 1, RESET, True),
-        (True, 0, RESET, False),
-        (False, 5, RESET, False),
-        (True, 2, REFUSED, False),
-    ],
-)
-async def test_only_a_death_alone_after_others_convicts(
-    *, alone: bool, deaths: int, outcome: Outcome, convicted: bool
+@pytest.mark.parametrize(("outcome", "died"), [(RESET, True), (REFUSED, False)])
+@pytest.mark.parametrize("alone", [True, False])
+async def test_a_death_is_told_where_the_server_had_the_request(
+    *, alone: bool, outcome: Outcome, died: bool
 ) -> None:
     server = Server(outcome)
 
-    result = await serve(server, job(alone=alone, deaths=deaths))
+    returned = await serve(server, job(alone=alone, deaths=6))
 
-    assert isinstance(result, Result) is convicted
-    if convicted:
-        assert failure(result) == ("poison", 0)
+    assert isinstance(returned, Returned)
+    assert returned.died is died
+    assert returned.fault
     # Alone, a reset of a connection that others used before would prove nothing.
     assert server.fresh == [alone]
+
+
+@pytest.mark.parametrize(
+    ("alone", "deaths", "died_alone", "convicted"),
+    [
+        (True, 4, 1, True),
+        (True, 9, 4, True),
+        (True, 9, 0, False),
+        (True, 3, 1, False),
+        (False, 9, 3, False),
+    ],
+)
+def test_only_deaths_that_come_again_alone_convict(
+    *, alone: bool, deaths: int, died_alone: int, convicted: bool
+) -> None:
+    assert convicts(job(alone=alone, deaths=deaths, died_alone=died_alone)) is convicted
 
 
 @pytest.mark.parametrize("outcome", [ABORTED, EMPTY, BROKEN, RESET])

@@ -1,6 +1,6 @@
 """`workers sink`: result streams to the store."""
 
-import signal
+import logging
 from pathlib import Path
 from types import FrameType
 
@@ -12,8 +12,11 @@ from common.last_words import tell
 from common.logs import set_up_logs
 from common.options import LOG_LEVEL, NOTIFY, REDIS, grace
 from common.queue.rights import refuse_missing_rights
+from common.stops import Stopped, on_stop, warn_of_shell
 from workers.batch import Limits
 from workers.sink import Sink, SinkOptions
+
+log = logging.getLogger(__name__)
 
 _DEFAULTS = Limits()
 
@@ -107,6 +110,7 @@ def sink(
     if until_done and not runs:
         raise click.UsageError("--until-done needs runs: `workers sink RUN --until-done`")
     set_up_logs(log_level)
+    warn_of_shell()
     client = connect(resolve_redis(redis))
     refuse_missing_rights(client, address_of(client))
     warning = persistence_warning(client)
@@ -131,11 +135,10 @@ def sink(
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         if stopped_by:
-            raise SystemExit(128 + number)  # the second one does not wait
+            raise Stopped(number)  # the second one does not wait
         stopped_by.append(number)
         process.stop()
 
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    on_stop(on_signal)
     code = process.run()
     raise SystemExit(128 + stopped_by[0] if stopped_by else code)

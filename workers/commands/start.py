@@ -11,6 +11,7 @@ from common.address import resolve_redis
 from common.errors import UsageError
 from common.logs import set_up_logs
 from common.options import LOG_LEVEL, REDIS, grace
+from common.stops import warn_of_shell
 from workers.group import SlotWorker
 from workers.options import (
     DEFAULT_GRACE_S,
@@ -119,6 +120,7 @@ def start(
         )
     url = resolve_redis(redis)
     set_up_logs(log_level)
+    warn_of_shell()
     host = this_host()
     client = connect.connect(url)
     all_options = [

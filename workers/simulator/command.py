@@ -312,9 +312,11 @@ def simulate(
         tell("ready")
 
     try:
-        run(settings, faults, announce, until_eof=until_eof)
+        stopped_by = run(settings, faults, announce, until_eof=until_eof)
     except OSError as error:
         raise click.ClickException(f"cannot listen or write the log: {error}") from error
+    if stopped_by is not None:
+        raise SystemExit(128 + stopped_by)
 
 
 def _summary(ports: list[int], control_port: int, cap: int) -> dict[str, Any]:

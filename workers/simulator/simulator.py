@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import gc
 import os
-import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import uvloop
 
+from common.stops import stop_signals
 from workers.simulator import text
 from workers.simulator.control import Control
 from workers.simulator.faults import Fault
@@ -65,8 +65,8 @@ def run(
     on_ready: Callable[[Simulator], None],
     *,
     until_eof: bool = False,
-) -> None:
-    """Serve until SIGTERM or SIGINT.
+) -> int | None:
+    """Serve until a signal asks to stop.
 
     Args:
         settings: How.
@@ -74,10 +74,13 @@ def run(
         on_ready: Called then.
         until_eof: End also when standard input does: whoever started this has gone.
 
+    Returns:
+        Number of the signal that ended it, None when none did.
+
     Raises:
         OSError: If a port is taken.
     """
-    uvloop.run(_main(settings, faults, on_ready, until_eof=until_eof))
+    return uvloop.run(_main(settings, faults, on_ready, until_eof=until_eof))
 
 
 async def _main(
@@ -86,12 +89,12 @@ async def _main(
     on_ready: Callable[[Simulator], None],
     *,
     until_eof: bool,
-) -> None:
+) -> int | None:
     simulator = Simulator(settings)
-    stop = asyncio.Event()
+    stop: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
     loop = asyncio.get_running_loop()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signal_number, stop.set)
+    for number in stop_signals():
+        loop.add_signal_handler(number, _stop, stop, int(number))
     if until_eof:
         loop.add_reader(0, _stop_at_eof, stop)
     with contextlib.closing(simulator):
@@ -102,9 +105,14 @@ async def _main(
         for fault in faults:
             simulator.control.arm(fault)
         on_ready(simulator)
-        await stop.wait()
+        return await stop
 
 
-def _stop_at_eof(stop: asyncio.Event) -> None:
+def _stop(stop: "asyncio.Future[int | None]", number: int | None) -> None:
+    if not stop.done():
+        stop.set_result(number)
+
+
+def _stop_at_eof(stop: "asyncio.Future[int | None]") -> None:
     if not os.read(0, 4096):
-        stop.set()
+        _stop(stop, None)

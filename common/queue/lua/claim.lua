@@ -4,8 +4,8 @@
 --   alone: the process holds nothing, so it may try suspects of server deaths by themselves.
 --   runs: serve only these; none means all.
 -- Returns {why, job...}; why: 'ok', 'suspended', 'no_slot', 'full' (streams), 'unreconciled',
---   'paused', 'empty'; a job: {run, uid, key, fingerprint, try, attempts, deaths, lost, prompt, alone}
---   and, where turns of it are finished, those (turn.lua).
+--   'paused', 'empty'; a job: {run, uid, key, fingerprint, try, attempts, deaths, lost, prompt, alone,
+--   died_alone} and, where turns of it are finished, those (turn.lua).
 
 local want, epoch, server = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local lease_ms, mark_bytes = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -32,14 +32,24 @@ if full then return {'full'} end
 local run_id = server_run_id()
 local reply, why = {'ok'}, 'empty'
 
+local function read_job(hex)
+  return redis.call('HMGET', rq_job(hex), 'request', 'attempts', 'deaths', 'lost', 'status', 'turns',
+    'died_alone', 'alone')
+end
+
 -- trial: 0, or a suspect: 1 tried alone, 2 tried with a few others.
 local function take(run, state, raw, hex, entry, job, trial)
   lease(run, hex, epoch, now + lease_ms)
   redis.call('HSET', rq_job(hex), 'status', 'started', 'holder', epoch, 'worker_name', worker_name)
   redis.call('PERSIST', rq_job(hex))
-  if trial > 0 then redis.call('HSET', rq_job(hex), 'alone', trial == 1 and '1' or 'few') end
+  if trial > 0 then
+    redis.call('HSET', rq_job(hex), 'alone', trial == 1 and '1' or 'few')
+  elseif job[8] then
+    -- It was tried once, and is among others now.
+    redis.call('HDEL', rq_job(hex), 'alone')
+  end
   reply[#reply + 1] = {run, state.uid, raw, entry.fingerprint, entry.try, tonumber(job[2] or 0),
-    tonumber(job[3] or 0), tonumber(job[4] or 0), job[1], trial, job[6] or nil}
+    tonumber(job[3] or 0), tonumber(job[4] or 0), job[1], trial, tonumber(job[7] or 0), job[6] or nil}
 end
 
 -- A failed prompt that has left RQ's failed registry was requeued by hand: a new try.
@@ -48,7 +58,7 @@ local function requeued_by_hand(run, state, raw, hex, entry)
   entry.try, entry.state = entry.try + 1, 'q'
   ledger_set(run, raw, hex, state.bits, entry.fingerprint, 'q', entry.try)
   count(run, 'failed', -1)
-  redis.call('HDEL', rq_job(hex), 'attempts', 'deaths', 'lost', 'alone', 'turns')
+  redis.call('HDEL', rq_job(hex), 'attempts', 'deaths', 'lost', 'alone', 'died_alone', 'turns')
   return true
 end
 
@@ -71,8 +81,7 @@ local function offer(run, state, hex)
   if entry.state == 'f' and not requeued_by_hand(run, state, raw, hex, entry) then return end
   if redis.call('ZSCORE', leases_key(run), hex) then return end
   if redis.call('ZSCORE', parked_key(run), hex) then return end
-  local job = redis.call('HMGET', rq_job(hex), 'request', 'attempts', 'deaths', 'lost', 'status',
-    'turns')
+  local job = read_job(hex)
   -- Without a body the audit restores it; a cancelled one becomes a cancellation there.
   if not job[1] or job[5] == 'canceled' then return end
   redis.call('ZREM', rq_failed(run), hex)
@@ -104,8 +113,7 @@ local function try_suspects(run, state)
   for _, hex in ipairs(redis.call('ZRANGE', parked_key(run), 0, most - 1)) do
     local raw = to_raw(hex)
     local entry = ledger_get(run, raw, hex, state.bits)
-    local job = redis.call('HMGET', rq_job(hex), 'request', 'attempts', 'deaths', 'lost', 'status',
-      'turns')
+    local job = read_job(hex)
     redis.call('ZREM', parked_key(run), hex)
     if entry and entry.state == 'q' and job[1] and job[5] ~= 'canceled' then
       found[#found + 1] = {raw, hex, entry, job}

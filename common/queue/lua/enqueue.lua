@@ -108,7 +108,7 @@ for i = 6, #ARGV, 3 do
         restore(hex, prompt)
       end
       -- Finished turns and charges were the old text's.
-      redis.call('HDEL', rq_job(hex), 'turns', 'attempts', 'deaths', 'lost')
+      redis.call('HDEL', rq_job(hex), 'turns', 'attempts', 'deaths', 'lost', 'alone', 'died_alone')
       n.replaced = n.replaced + 1
     elseif may_replace and entry.state == 'f' then
       try_again(raw, hex, entry, fingerprint, prompt)

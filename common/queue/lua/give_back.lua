@@ -16,7 +16,10 @@ local function give_back(run, raw)
   if not holds(run, hex, epoch) then return 'not_held' end
   if not release_unended(run, hex) then return 'removed' end
   local deaths = why == 'death' and redis.call('HINCRBY', rq_job(hex), 'deaths', 1) or 0
-  if deaths >= 2 or redis.call('HGET', rq_job(hex), 'alone') then
+  local alone = redis.call('HGET', rq_job(hex), 'alone')
+  if deaths > 0 then note_death(run, now, 'a server died or stood still') end
+  if deaths > 0 and alone == '1' then redis.call('HINCRBY', rq_job(hex), 'died_alone', 1) end
+  if deaths >= 2 or alone then
     park(run, hex, now)
     return 'parked'
   end

@@ -231,12 +231,29 @@ local FAULTS_IN_A_ROW = 20
 
 -- Faults with no success between them anywhere in the run: something is wrong with all of it. What
 -- is leased now may still succeed, so that many more are allowed.
-local function note_fault(run, reason)
-  local faults = redis.call('HINCRBY', run_key(run), 'faults', 1)
+local function pause_for_faults(run, faults, reason)
   if faults < FAULTS_IN_A_ROW + redis.call('ZCARD', leases_key(run)) then return end
   if redis.call('HEXISTS', run_key(run), 'paused') == 1 then return end
   redis.call('HSET', run_key(run), 'paused', string.format(
     '%d faults in a row and no success, the last one: %s', faults, reason))
+end
+
+local function note_fault(run, reason)
+  pause_for_faults(run, redis.call('HINCRBY', run_key(run), 'faults', 1), reason)
+end
+
+-- One death takes many jobs, which come back in several calls: it is one fault of the run. Deaths with
+-- no success between them anywhere in the run are nothing that its prompts could be judged by.
+local ONE_DEATH_MS = 5000
+
+local function note_death(run, now, reason)
+  local known = redis.call('HMGET', run_key(run), 'death_ms', 'faults')
+  if now - tonumber(known[1] or 0) < ONE_DEATH_MS then
+    -- The same one: fewer of its jobs are leased now.
+    return pause_for_faults(run, tonumber(known[2] or 0), reason)
+  end
+  redis.call('HSET', run_key(run), 'death_ms', string.format('%.0f', now))
+  note_fault(run, reason)
 end
 
 -- For the one process that reconciles or ends a run: nil while it may go on, else why it may not.

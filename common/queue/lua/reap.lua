@@ -37,6 +37,7 @@ local function reap(run, bits, hex)
   if not entry or entry.state ~= 'q' then return release(run, hex) end
   if not release_unended(run, hex) then return end
   local lost = redis.call('HINCRBY', rq_job(hex), 'lost', 1)
+  note_death(run, now, 'a worker process died')
   local alone = redis.call('HGET', rq_job(hex), 'alone')
   if alone == '1' and lost > most_lost then
     convict(run, raw, hex, entry)
