@@ -9,6 +9,7 @@ How long an answer may take grows with the object: a gateway that takes 20 MB at
 them on slowly answers when it has done so.
 """
 
+import json
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError
 from urllib3.exceptions import HTTPError
 
 from common.errors import UsageError
@@ -155,6 +156,11 @@ class RenewingClient:
         )
         try:
             return self._session.client("s3", endpoint_url=self._endpoint_url, config=config)
+        except json.JSONDecodeError as error:
+            # botocore asks a credential_process as soon as a client is made.
+            raise CredentialRetrievalError(
+                provider="credential_process", error_msg="no JSON"
+            ) from error
         except ValueError as error:
             raise UsageError(
                 "the S3 endpoint (--endpoint-url or AWS_ENDPOINT_URL_S3) is no URL: http(s)://HOST"
