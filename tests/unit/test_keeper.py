@@ -11,6 +11,7 @@ from common.queue import SlotReply
 from workers.core import Core
 from workers.endings import Endings
 from workers.keeper import Keeper
+from workers.timing import Timing
 
 
 class Desk:
@@ -46,7 +47,7 @@ async def test_slots_that_were_given_up_without_an_answer_are_not_used_again() -
         beat=Desk(),
         watch=SimpleNamespace(ready=True),
         rids=SimpleNamespace(prefix="e1-", most=1),
-        timing=None,
+        timing=Timing(),
         options=SimpleNamespace(host="here"),
         bound=bound,
         on_change=lambda: None,
