@@ -27,6 +27,7 @@ from typing import Any, TextIO
 import click
 from typing_extensions import override
 
+from common.descriptors import raise_limit
 from common.errors import BackendError, HeadraceError
 from common.harmless import harmless
 from common.logs import bound_other_logs, bounded
@@ -69,6 +70,7 @@ def run_program(program: str, call: Callable[[], Any], *, stopped: str = "") -> 
         SystemExit: As the command raised it.
     """
     hide_environment(os.environ)
+    raise_limit()
     _open_closed_streams()
     bound_other_logs()
     sys.excepthook = lambda _kind, error, _trace: _tell_bug(error)

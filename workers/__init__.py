@@ -17,7 +17,7 @@ way back. Its lease is renewed until it has left them all.
                and working
     showing    figures to Redis                                     caretaker  what idle ones do
     stopping stop_request        the two stages of a stop           processes  a child a group
-    mishaps descriptors          errors of ours; how many files may be open
+    mishaps                      errors of ours
     oddities noticing            answers that are nothing to train on, and who says so
     sglang transport answers requests rows faults clamp token_ids tolerant
                                                                     the wire, and whose fault it is

@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Callable
 
+from common.descriptors import SPARE, most_requests
 from common.queue import Groups, Jobs
 from workers.capacity import bound_of
-from workers.descriptors import SPARE, most_requests
 from workers.desk import RedisDesk
 from workers.eligible import Eligible
 from workers.holdings import Holdings

@@ -29,6 +29,7 @@ from rq.worker import WorkerStatus
 from typing_extensions import override
 
 from common import connect
+from common.descriptors import raise_limit
 from common.errors import HeadraceError, UsageError
 from common.logs import set_up_logs
 from common.program import values_of
@@ -36,7 +37,6 @@ from common.queue import Groups, Jobs
 from common.queue.rights import refuse_missing_rights
 from common.stops import end_on_stop, stop_signals
 from workers.caretaker import Caretaker
-from workers.descriptors import raise_limit
 from workers.eligible import Eligible
 from workers.engine import Engine
 from workers.options import (

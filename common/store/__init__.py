@@ -2,13 +2,17 @@
 
     base.py       the contract, five calls
     directory.py  a directory              s3.py      a prefix of a bucket
-    identity.py   names, equal contents    frames.py  zstd frames, hashes of rows
+    identity.py   names, equal contents    frames.py  zstd frames, hashes of rows, size limits
+    files.py      what may be read and entered of a directory that others can write to
     retry.py      waiting for a store that is away
 
 One way to write: `put_if_absent`. A write whose answer was lost is repeated and recognised by the
 hash of its rows, which travels as metadata (S3) or is computed from what is there (directory). A
 store that does not honour conditions (`conditional` is False after `probe`) is looked at before
 each write, which is no guard against a second writer: its names end in the hash of their rows.
+
+What is read may come from others: an object is neither read nor unpacked beyond 1 GiB, of which a
+batch of ours (`--batch-bytes`) may ask half; pipes, devices and other users' links are refused.
 
 Failures: every call raises `StoreUnusableError` or one of its kinds and nothing else; `retryable`
 says whether waiting may help, `StoreDeniedError` that no object is to blame. Two layers wait: a

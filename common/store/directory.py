@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from common.errors import StoreDeniedError, StoreFullError, StoreUnusableError
+from common.errors import (
+    StoreDamagedError,
+    StoreDeniedError,
+    StoreFullError,
+    StoreUnusableError,
+)
+from common.store import files
 from common.store.base import StoredObject
 from common.store.identity import checked_name, holds_same, identity_of
 from common.store.temporary import TemporaryFile, remove_abandoned
@@ -23,7 +29,7 @@ TEMPORARY = ".headrace-tmp"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
-_PERMANENT = _DENIED | {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL}
+_PERMANENT = _DENIED | {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP}
 
 _CREATE_TRIES = 3
 
@@ -57,6 +63,7 @@ class DirectoryStore:
                 _make_folder(self.root)
             if not self.root.is_dir():
                 raise StoreUnusableError(f"{self.root} is no directory: check the output's path")
+            files.refuse_any_link(self._temporary)
             remove_abandoned(self._temporary)
 
     def probe(self) -> None:
@@ -82,7 +89,10 @@ class DirectoryStore:
         path = self.root / checked_name(name)
         with _Mapped("write", path):
             for _ in range(_CREATE_TRIES):
-                stored = self._read(path)
+                try:
+                    stored = files.read_file(path)
+                except StoreDamagedError:
+                    return False  # a name that holds something else
                 if stored is not None:
                     # Its writer may have died before it made the name durable.
                     _sync_folder(path.parent)
@@ -109,7 +119,7 @@ class DirectoryStore:
         """Read a file whole; None when there is none."""
         path = self.root / checked_name(name)
         with _Mapped("read", path):
-            return self._read(path)
+            return files.read_file(path)
 
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
         """List files by the bytes of their names; a folder is read when the list reaches it."""
@@ -146,6 +156,8 @@ class DirectoryStore:
     def _make_parents(self, path: Path) -> None:
         # Never the root: where a file system was unmounted, the run must not go on beside it.
         self._check_root()
+        files.refuse_foreign_links(self.root, path.parent)
+        files.refuse_any_link(self._temporary)
         _make_folder(path.parent)
         _make_folder(self._temporary)
 
@@ -153,16 +165,12 @@ class DirectoryStore:
         if not self.root.is_dir():
             raise FileNotFoundError(errno.ENOENT, "the directory itself is gone")
 
-    def _read(self, path: Path) -> bytes | None:
-        try:
-            return path.read_bytes()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-
     def _walk(self, folder: str, prefix: bytes) -> Iterator[StoredObject]:
         try:
             with os.scandir(self.root / folder) as found:
-                entries = [(f"{folder}{e.name}{'/' if e.is_dir() else ''}", e) for e in found]
+                entries = [
+                    (f"{folder}{e.name}{'/' if files.is_folder(e) else ''}", e) for e in found
+                ]
         except FileNotFoundError:
             return
         # A folder sorts as the names in it do: with its slash.
@@ -171,7 +179,11 @@ class DirectoryStore:
             if not name.endswith("/"):
                 if raw.startswith(prefix):
                     yield from _stored(name, entry)
-            elif name != f"{TEMPORARY}/" and (raw.startswith(prefix) or prefix.startswith(raw)):
+            elif (
+                name != f"{TEMPORARY}/"
+                and (raw.startswith(prefix) or prefix.startswith(raw))
+                and files.belongs(self.root, entry)
+            ):
                 yield from self._walk(name, prefix)
 
 
@@ -206,11 +218,9 @@ class _Mapped:
 
 
 def _stored(name: str, entry: os.DirEntry[str]) -> Iterator[StoredObject]:
-    try:
-        size_bytes = entry.stat().st_size
-    except FileNotFoundError:  # deleted since the folder was read
-        return
-    yield StoredObject(name=name, size_bytes=size_bytes)
+    size_bytes = files.size_of(entry)
+    if size_bytes is not None:
+        yield StoredObject(name=name, size_bytes=size_bytes)
 
 
 def _make_folder(path: Path) -> None:

@@ -9,12 +9,16 @@ Needs pyarrow, which nothing else does: `pip install 'headrace[parquet]'`.
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 from common.errors import StoreDamagedError
+from common.store import frames
 from common.store.columns import ROW, arrow, table
 
 SUFFIX = "parquet"
 LEVEL = 3
+_MOST_AT_ONCE = 1_024
+"""Rows."""
 
 
 def to_parquet(rows: Sequence[bytes]) -> bytes:
@@ -34,7 +38,7 @@ def from_parquet(data: bytes) -> bytes:
     """Give back the rows of a shard as JSON lines, byte for byte.
 
     Raises:
-        StoreDamagedError: It is no shard of ours.
+        StoreDamagedError: It is no shard of ours, or unpacks to more than one may hold.
         UsageError: pyarrow is not installed.
     """
     pa, parquet = arrow()
@@ -42,10 +46,38 @@ def from_parquet(data: bytes) -> bytes:
         # Without Arrow's own threads: one that lets go of our bytes while the interpreter ends
         # takes the process down, though all was done.
         file = parquet.ParquetFile(pa.BufferReader(data), pre_buffer=False)
-        column = file.read(columns=[ROW], use_threads=False).column(ROW)
+        rows = _bounded_rows(file, data)
     except (pa.ArrowException, KeyError, OSError) as error:
         raise StoreDamagedError(f"no shard in Parquet ({type(error).__name__})") from error
-    return "\n".join([*column.to_pylist(), ""]).encode()
+    return "\n".join([*rows, ""]).encode()
+
+
+def _bounded_rows(file: Any, data: bytes) -> list[str]:
+    """Read the rows; a text that stands in many rows is stored once, and unpacked for each."""
+    stored_bytes = _unpacked_bytes(file.metadata)
+    if stored_bytes > frames.MOST_UNPACKED_BYTES:
+        raise frames.too_large(data)
+    # No row is longer than all that is stored: so few at a time cannot pass the limit by much.
+    at_once = max(1, min(_MOST_AT_ONCE, frames.MOST_UNPACKED_BYTES // max(1, stored_bytes)))
+    rows: list[str] = []
+    room_bytes = frames.MOST_UNPACKED_BYTES
+    for batch in file.iter_batches(batch_size=at_once, columns=[ROW], use_threads=False):
+        column = batch.column(ROW)
+        room_bytes -= column.nbytes
+        if room_bytes < 0:
+            raise frames.too_large(data)
+        rows += column.to_pylist()
+    return rows
+
+
+def _unpacked_bytes(about: Any) -> int:
+    """Add up the pages of the rows, as the file's own metadata give them."""
+    chunks = [
+        about.row_group(group).column(column)
+        for group in range(about.num_row_groups)
+        for column in range(about.num_columns)
+    ]
+    return sum(each.total_uncompressed_size for each in chunks if each.path_in_schema == ROW)
 
 
 def check_pyarrow() -> None:

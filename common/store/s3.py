@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from botocore.exceptions import ClientError
 
-from common.errors import StoreDeniedError, StoreUnusableError, UsageError
-from common.store import s3_errors
+from common.errors import StoreDamagedError, StoreDeniedError, StoreUnusableError, UsageError
+from common.store import frames, s3_errors
 from common.store.base import StoredObject
 from common.store.identity import checked_name, holds_same, identity_of, looks_whole
 from common.store.retry import DEFAULT, Patience, full_jitter_s
@@ -228,7 +228,10 @@ class S3Store:
     def _holds(self, name: str, data: bytes, identity: str) -> bool | None:
         # A GET, not a HEAD: one permission less to ask for, and servers that drop metadata
         # (rclone) are judged by content.
-        found = self._read(name, unless=(identity, len(data)))
+        try:
+            found = self._read(name, unless=(identity, len(data)))
+        except StoreDamagedError:
+            return False
         if found is None:
             return None
         stored, stored_identity = found
@@ -249,8 +252,15 @@ class S3Store:
             metadata = {word.lower(): text for word, text in answer["Metadata"].items()}
             identity = metadata.get(_ROWS_SHA256, "")
             with answer["Body"] as body:
-                same = identity and (identity, answer["ContentLength"]) == unless
-                return None if same else body.read(), identity
+                size_bytes = answer["ContentLength"]
+                if identity and (identity, size_bytes) == unless:
+                    return None, identity
+                if size_bytes > frames.MOST_UNPACKED_BYTES:
+                    raise StoreDamagedError(
+                        f"{self.url}/{name} is {size_bytes:,} bytes long: Headrace did not write "
+                        "it; remove it, or restore it from a version or a copy"
+                    )
+                return body.read(), identity
 
         with self._mapped("GetObject"):
             try:

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 import redis
 
+from common import descriptors
 from common.models import Claim
 from common.queue import Jobs
 from tests.support.engine_world import PAGES, QUICK, EngineWorld, held, until
 from tests.support.queue_world import QueueWorld
 from tests.support.scripted_server import Reply, answer, scripted_server
 from tests.support.server_process import free_port
-from workers import descriptors
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -149,7 +149,7 @@ async def test_a_bound_beyond_the_open_files_is_cut_and_told(
 
 def test_the_soft_limit_of_open_files_is_raised_as_far_as_it_goes() -> None:
     script = (
-        "import resource, workers.descriptors as d\n"
+        "import resource, common.descriptors as d\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "most = min(hard, 4096) if hard > 0 else 4096\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))\n"

@@ -1,6 +1,7 @@
 """Frames: what is compressed comes back, and what is cut off or altered is noticed."""
 
 import io
+import tracemalloc
 
 import pytest
 import zstandard
@@ -8,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.errors import StoreDamagedError
+from common.store import frames
 from common.store.frames import compress, decompress
 
 ROWS = b'{"id":"a","text":"\xc3\xa9"}\n' * 50_000
@@ -47,13 +49,13 @@ def test_equal_rows_give_equal_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "frames", [compress(ROWS), streamed(ROWS), compress(b"a") + compress(ROWS)]
+    "whole", [compress(ROWS), streamed(ROWS), compress(b"a") + compress(ROWS)]
 )
-def test_every_cut_is_noticed(frames: bytes) -> None:
-    for length in range(1, len(frames), max(1, len(frames) // 50)):
+def test_every_cut_is_noticed(whole: bytes) -> None:
+    for length in range(1, len(whole), max(1, len(whole) // 50)):
         if length != len(compress(b"a")):
             with pytest.raises(StoreDamagedError):
-                decompress(frames[:length])
+                decompress(whole[:length])
 
 
 def test_an_altered_byte_is_noticed() -> None:
@@ -67,3 +69,57 @@ def test_an_altered_byte_is_noticed() -> None:
 def test_text_is_no_frame() -> None:
     with pytest.raises(StoreDamagedError):
         decompress(b'{"id":"a"}\n')
+
+
+def claiming(size_bytes: int) -> bytes:
+    """A frame of a few bytes that says it unpacks to so many."""
+    return bytes.fromhex("28b52ffde0") + size_bytes.to_bytes(8, "little") + bytes(8)
+
+
+BOMBS = {
+    "one frame": compress(bytes(2_000_000)),
+    "without its size": streamed(bytes(2_000_000)),
+    "many small frames": compress(bytes(20_000)) * 100,
+    "behind an empty one": compress(b"") + streamed(bytes(2_000_000)),
+    "says so and is not": claiming(1 << 50),
+    "says the most that can be said": claiming((1 << 63) - 1),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+def test_nothing_is_unpacked_beyond_what_an_object_may_hold(
+    bomb: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "MOST_UNPACKED_BYTES", 1_000_000)
+
+    with pytest.raises(StoreDamagedError, match=r"more than the 1,000,000 that|no whole zstd"):
+        decompress(bomb)
+
+
+def test_few_bytes_that_stand_for_many_are_unpacked_step_by_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "MOST_UNPACKED_BYTES", 1_000_000)
+    buffer = io.BytesIO()
+    with zstandard.ZstdCompressor().stream_writer(buffer, closefd=False) as writer:
+        for _ in range(64):
+            writer.write(bytes(8 << 20))
+    bomb = buffer.getvalue()
+    assert len(bomb) < 100_000
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(StoreDamagedError, match="unpack to more than"):
+            decompress(bomb)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 256 << 20, "half of what it stands for"
+
+
+def test_rows_of_the_limit_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MOST_UNPACKED_BYTES", len(ROWS))
+
+    assert decompress(compress(ROWS)) == ROWS
+    assert decompress(streamed(ROWS)) == ROWS

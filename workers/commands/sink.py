@@ -13,6 +13,7 @@ from common.logs import set_up_logs
 from common.options import LOG_LEVEL, NOTIFY, REDIS, grace
 from common.queue.rights import refuse_missing_rights
 from common.stops import Stopped, on_stop, warn_of_shell
+from common.store.frames import MOST_BATCH_BYTES
 from workers.batch import Limits
 from workers.sink import Sink, SinkOptions
 
@@ -26,7 +27,7 @@ _DEFAULTS = Limits()
 @REDIS
 @click.option(
     "--batch-bytes",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST_BATCH_BYTES),
     default=_DEFAULTS.bytes,
     show_default=True,
     metavar="BYTES",
