@@ -18,6 +18,7 @@ _VERDICT = _EXACT + "test_every_line_gets_one_verdict_and_only_json_is_accepted"
 _PARQUET = "tests/unit/test_prompts_parquet.py::"
 _LIMITS = "tests/cases/test_limits.py::"
 _DISK = "tests/faults/test_store_outages.py::"
+_LOGS = "tests/faults/test_logs.py::"
 _QUEUE = "tests/cases/test_queue_and_rq.py::"
 _REBUILDING = "tests/cases/test_rebuilding.py::"
 _RESUMING = "tests/cases/test_resuming.py::"
@@ -315,6 +316,8 @@ CASES: dict[str, tuple[str, ...]] = {
         "tests/unit/test_spool.py::test_a_disk_that_fills_while_a_file_is_read_is_told_too",
     ),
     "B93": (
+        _LOGS + "test_b93_a_server_that_refuses_everything_with_the_prompt_fills_no_log",
+        _LOGS + "test_b93_a_redis_and_a_store_that_stay_away_fill_no_log",
         "tests/unit/test_secrecy.py::test_what_repeats_is_counted_once_a_minute_whoever_says_it",
         "tests/unit/test_secrecy.py::test_a_fact_is_one_short_line_that_no_terminal_acts_on",
         "tests/unit/test_noticing.py::test_failures_are_told_at_once_and_then_once_a_minute",
