@@ -8,14 +8,16 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from common.models import Claim
+from common.models import Claim, Params, RunRecord
 from common.queue import SlotReply
 from common.queue.jobs import Holder
+from workers import keeper as keeper_module
 from workers.desk import RedisDesk
 from workers.engine import Engine
-from workers.holdings import Holdings, Ready
+from workers.holdings import Holdings, Open, Ready
 from workers.keeper import Keeper
 from workers.lives import process_start
+from workers.outcomes import Returned
 from workers.returns import Returns
 from workers.rids import Rids
 from workers.timing import Timing
@@ -163,3 +165,70 @@ def test_a_pid_that_belongs_to_another_process_now_is_a_dead_holder(
     holder = Holder(slots=1, deadline_ms=1, rid_prefix="p", group="g", about=about)
 
     assert keeper._is_dead(holder) is dead
+
+
+async def test_slots_are_trusted_from_before_the_call_that_granted_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer may have come late: Redis counts from when it was asked, about."""
+    now_s, desk, timing = [100.0], RedisDesk("test"), Timing()
+    monkeypatch.setattr(keeper_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+
+    def take_slots(wanted: int, **_: Any) -> SlotReply:
+        now_s[0] += 7
+        return SlotReply(what="granted", slots=wanted)
+
+    core = SimpleNamespace(
+        jobs=SimpleNamespace(take_slots=take_slots, group="gpu0@test", epoch="mine"),
+        holdings=Holdings(),
+        beat=desk,
+        watch=SimpleNamespace(ready=True),
+        rids=Rids("mine"),
+        timing=timing,
+        options=SimpleNamespace(host="here"),
+        bound=lambda: 4,
+        on_change=lambda: None,
+    )
+    keeper = Keeper(cast("Any", core), cast("Any", None))
+
+    await keeper._renew_slots()
+
+    desk.close()
+    now_s[0] = 100 + timing.slots_trusted_s - 1
+    assert keeper.slots == 4
+    now_s[0] = 100 + timing.slots_trusted_s
+    assert keeper.slots == 0
+
+
+# --- Runs of one name ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("uid", "opened"), [("u", 1), ("another", 0)])
+async def test_a_job_of_an_older_run_of_this_name_opens_no_request(uid: str, opened: int) -> None:
+    one, served, settled = engine(), [], []
+    params = Params(max_tokens=1)
+
+    async def serve(job: Open, *_: Any) -> Returned:
+        await asyncio.sleep(0)
+        served.append(job.key)
+        return Returned()
+
+    record = RunRecord(run="r", uid=uid, params=params, output="", created_at="")
+    parts: dict[str, Any] = {
+        "_core": SimpleNamespace(
+            eligible=SimpleNamespace(record=lambda _run: record),
+            rids=SimpleNamespace(free_slot=lambda _slot: None),
+        ),
+        "_prompter": SimpleNamespace(serve=serve),
+        "_work_bell": SimpleNamespace(ring=lambda: None),
+        "_endings": SimpleNamespace(settle=lambda job, ended: settled.append((job.key, ended))),
+    }
+    for name, part in parts.items():
+        setattr(one, name, part)
+    job = Open(Ready(claim()), slot=0, since_s=0.0)
+    one._holdings.open[job.key] = job
+
+    await one._serve(job)
+
+    assert len(served) == opened
+    assert settled == [(("r", b"k" * 16), Returned())]
