@@ -148,7 +148,7 @@ def _until(world: World, player: Player, holds: Callable[[], bool], what: str) -
     while time.monotonic() < limit_s:
         player.tick()
         if player.toll.wrong:
-            raise NotEndedError("a process ended that should not have")
+            raise NotEndedError("it was stopped there")
         if time.monotonic() >= look_s:
             look_s = time.monotonic() + 0.2
             if holds():
