@@ -46,7 +46,8 @@ class Success(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         status: completed, or completed_with_failures when any failed or was cancelled.
         inputs: Names of all objects of `inputs/` that it covers; void where there are others.
-        manifests: How many manifests the run has; `manifest/` lists them.
+        manifests: How many manifests commit something; `manifest/` lists them. A `void` is none of
+            them: it says only that a sequence stays empty, and any later reconcile adds one.
     """
 
     run: str
@@ -268,7 +269,7 @@ def _success(
         cancelled=tally.cancelled,
         input_tokens=tally.input_tokens,
         output_tokens=tally.output_tokens,
-        manifests=len(every),
+        manifests=sum(not manifest.void for manifest in every),
         inputs=listing.names,
         written_at=utc_now(),
     )

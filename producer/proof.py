@@ -141,7 +141,7 @@ class _Prover:
             "failed": tally.outcomes["failed"],
             "cancelled": tally.outcomes["cancelled"],
             "output_tokens": tally.output_tokens,
-            "manifests": self._proof.manifests,
+            "manifests": self._proof.manifests - self._proof.voids,
         }
         for what, value in found.items():
             if getattr(success, what) != value:

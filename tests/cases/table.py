@@ -33,6 +33,7 @@ _FAULTS = "tests/unit/test_faults.py::"
 _REQUESTS = "tests/unit/test_requests.py::"
 _STREAMS = "tests/integration/test_sink_streams.py::"
 _SINK = "tests/integration/test_sink.py::"
+_ISOLATION = "tests/integration/test_isolation.py::"
 _S3 = "tests/integration/test_store_s3_faults.py::"
 _S3_START = "tests/integration/test_store_s3_start.py::"
 
@@ -270,6 +271,11 @@ CASES: dict[str, tuple[str, ...]] = {
         _SINK + "test_an_entry_that_is_no_result_does_not_stop_what_stands_behind_it",
         _SINK + "test_a_batch_that_the_store_refuses_is_cut_until_the_poison_entry_is_alone",
     ),
+    "B76": (
+        _QUEUE_CASES
+        + "test_b76_ten_thousand_prompts_over_a_slow_network_take_few_answers_and_short_scripts",
+        "tests/integration/test_enqueue.py::test_ten_thousand_prompts_take_few_round_trips",
+    ),
     "B79": (
         _S3 + "test_a_server_that_refuses_checksum_headers_is_used_without_them",
         _S3 + "test_who_asks_for_checksums_is_told_which_setting_a_server_refuses",
@@ -324,6 +330,15 @@ CASES: dict[str, tuple[str, ...]] = {
         "tests/faults/test_secrets.py::test_no_secret_and_no_prompt_gets_where_it_does_not_belong",
     ),
     "B94": ("tests/integration/test_stops.py::test_b94_a_group_that_is_pid_1_drains",),
+    "B96": (
+        (
+            "tests/faults/test_foreign_programs.py::"
+            "test_b96_another_program_and_two_runs_with_equal_ids_keep_to_their_own"
+        ),
+        _ISOLATION + "test_b96_forget_takes_one_run_of_several_with_names_and_ids_alike",
+        _ISOLATION + "test_b96_two_redis_that_serve_one_output_store_each_prompt_once",
+        _ISOLATION + "test_b96_an_output_belongs_to_one_run_whichever_redis_is_asked",
+    ),
     "B98": (
         _SERVERS + "test_b98_workers_come_and_go_and_the_figures_follow",
         (

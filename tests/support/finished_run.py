@@ -208,7 +208,7 @@ class FinishedRun:
             cancelled=tally.cancelled,
             input_tokens=tally.input_tokens,
             output_tokens=tally.output_tokens,
-            manifests=len(every),
+            manifests=sum(not manifest.void for manifest in every),
             inputs=listing.names,
             written_at=WHEN,
         )

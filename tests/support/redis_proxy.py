@@ -20,6 +20,7 @@ class RedisProxy:
         shut: Connections are cut as they come.
         losing: How many answers are still to be lost; each counts it down.
         lost: How many were.
+        answers: Pieces of answers so far: at least one for each time that a client waited.
     """
 
     def __init__(self, port: int, *, delay_s: float = 0.0) -> None:
@@ -31,6 +32,7 @@ class RedisProxy:
         self._threads: list[threading.Thread] = []
         self.losing = 0
         self.lost = 0
+        self.answers = 0
         self._spawn(self._accept)
 
     @property
@@ -85,6 +87,7 @@ class RedisProxy:
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 20):
                 time.sleep(self.delay_s)
+                self.answers += 1
                 if self.losing > 0:
                     self.losing -= 1
                     self.lost += 1
