@@ -17,7 +17,7 @@ INPUT_TO_QUEUE = [
     *range(61, 66),
     *range(71, 75),
     *range(79, 88),
-    *(44, 90, 92, 93, 94, 98),
+    *(44, 76, 90, 92, 93, 94, 96, 98),
 ]
 """Numbers of the cases that this table answers for, as far as they exist."""
 
