@@ -6,7 +6,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from bench import enqueue, flow, redis_memory, window
+from bench import enqueue, flow, memory, redis_memory, window
 from bench.stage import Row
 
 BENCHMARKS: dict[str, Callable[[], list[Row]]] = {
@@ -15,6 +15,7 @@ BENCHMARKS: dict[str, Callable[[], list[Row]]] = {
     "occupancy": flow.occupancy,
     "enqueue": enqueue.enqueue,
     "redis": redis_memory.redis_memory,
+    "memory": memory.memory,
     "window": window.window,
 }
 

@@ -310,6 +310,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "B92": (
         _DISK + "test_a_full_disk_is_told_and_goes_on_when_there_is_room",
         _DISK + "test_a_disk_that_turns_read_only_is_waited_for",
+        _DISK + "test_b92_a_sink_that_is_killed_on_a_full_disk_has_acknowledged_nothing",
         (
             "tests/integration/test_store_directory.py::"
             "test_a_full_disk_is_said_and_leaves_nothing_half_written"
