@@ -7,7 +7,8 @@ repeated from the start after a death:
     pin      the model that the run began with, where the store knows it
     close    the first missing sequence of each partition: no sink of the past can add to it then
     teach    the ledger all manifests that this Redis does not have, by the reader function
-    drop     stream entries whose (key, try) the store has, and all of a key it has completed
+    drop     stream entries whose (key, try) the store has, and all of a key it has completed; what
+             remains there is taught where the ledger has lost it
     bodies   failed jobs get their requests back, from the failure rows
     inputs   accepted prompts that the ledger lacks are added and queued; of a cancelled run they
              are added alone, to end as cancelled (`common.cancelling`)

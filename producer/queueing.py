@@ -16,6 +16,7 @@ from common.emptied import unaccepted
 from common.errors import ConflictError, StateLostError
 from common.models import RunRecord
 from common.queue import Ledger, Runs
+from common.queue.maintenance import recount
 from common.queue.rights import refuse_missing_rights
 from common.store import ObjectStore
 from producer.accepted import Inputs
@@ -149,7 +150,8 @@ class Call:
             )
         else:
             # None: another process is at it.
-            while reconcile(self._client, store, record) is None:
+            deep = recount(self._client, record)
+            while reconcile(self._client, store, record, deep=deep) is None:
                 time.sleep(1.0)
         # The store knows of a cancellation that a new Redis had to be told.
         self._refuse_cancelled()

@@ -23,6 +23,7 @@ from common.emptied import unaccepted
 from common.errors import ConflictError, StateLostError
 from common.models import RunRecord
 from common.queue import Runs, RunState
+from common.queue.maintenance import recount
 from common.reconcile import adopt_run, reconcile
 from common.reconcile_steps import Report
 from common.restore import audit_and_restore
@@ -173,12 +174,14 @@ def _put_back(
     `inputs/` is listed first, since prompts are accepted before Redis has them; results are read
     last, since those that had ended are in a stream, or come into the store meanwhile.
     """
+    lost_keys = recount(client, record)
     listing = catalog.list_inputs(store)
     counts = Runs(client, where=connect.address_of(client)).counts(record.run)
     tally = ending.count(store, catalog.manifests_of(store, record.uid), listing)
     in_redis = counts.completed + counts.failed + counts.cancelled
     in_store = tally.completed + tally.failed + tally.cancelled
-    if tally.accepted <= counts.total and in_redis <= in_store + counts.stream_entries:
+    fits = tally.accepted <= counts.total and in_redis <= in_store + counts.stream_entries
+    if fits and not lost_keys:
         return
     say("Redis and the store differ: comparing every prompt")
     report = _until_done(lambda: reconcile(client, store, record, deep=True))

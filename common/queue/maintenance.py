@@ -32,6 +32,31 @@ INDEX_STEP = 500
 RENEW_S = LEASES.turn_ms / 4000
 
 
+def recount(client: "redis.Redis", record: RunRecord) -> bool:
+    """Count a run anew by its ledger where the two differ, and list it where it is not.
+
+    Returns:
+        Whether something was wrong: then keys of the run were lost, and only a deep reconcile says
+        which.
+
+    Raises:
+        StateLostError: Redis does not know the run.
+        RedisUnusableError: Redis cannot be reached.
+    """
+    with connect.mapping_errors(client):
+        reply = cast("list[Any]", call(client, "recount", record.run, record.uid))
+    if reply[0] == b"unknown":
+        raise _unknown(client, record)
+    return bool(reply[1])
+
+
+def _unknown(client: "redis.Redis", record: RunRecord) -> StateLostError:
+    return StateLostError(
+        f"Redis at {connect.address_of(client)} does not know run {record.run!r}: `producer "
+        f"resume {record.run}` brings it back"
+    )
+
+
 class TurnLostError(Exception):
     """This process may not go on: another has the turn, or Redis restarted; begin again later."""
 
@@ -225,11 +250,15 @@ class Maintenance:
     # --- The streams -----------------------------------------------------------------------------
 
     def stream_items(self) -> Iterator[StreamItem]:
-        """Read what waits in all result streams, without the rows."""
+        """Read what waits in all result streams, without the rows.
+
+        A key of it that the ledger has lost, or holds as unfinished, is taught on the way.
+        """
+        timeout_s = job_timeout_s(self._record.params)
         for partition in range(self._record.partitions):
             first = "-"
             while True:
-                reply = self._stream("index", partition, first, INDEX_STEP)
+                reply = self._stream("index", partition, timeout_s, first, INDEX_STEP)
                 for part in zip(*[iter(reply[2:])] * 4, strict=True):
                     yield StreamItem(
                         part[0].decode(), partition, part[1], part[2].decode(), int(part[3])
@@ -278,10 +307,7 @@ class Maintenance:
             reply = cast("list[Any]", call(self._client, name, *fixed, *args))
         why = reply[0].decode()
         if why == "unknown":
-            raise StateLostError(
-                f"Redis at {connect.address_of(self._client)} does not know run "
-                f"{self._record.run!r}: `producer resume {self._record.run}` brings it back"
-            )
+            raise _unknown(self._client, self._record)
         if why != "ok":
             raise TurnLostError(why)
         return reply

@@ -255,6 +255,53 @@ CASES: dict[str, tuple[str, ...]] = {
         _QUEUE_CASES + "test_b65_a_file_enqueued_twice_at_the_same_moment_is_queued_once",
         _QUEUE_CASES + "test_b65_a_key_queued_again_neither_overwrites_nor_doubles_its_job",
     ),
+    "B66": (
+        (
+            "tests/integration/test_enqueue_interrupted.py::"
+            "test_a_redis_that_stays_full_ends_the_call_which_says_how_far_it_got"
+        ),
+        (
+            "tests/faults/test_outages.py::"
+            "test_more_prompts_than_redis_holds_leave_room_for_the_work_on_them"
+        ),
+        (
+            "tests/integration/test_queue_outages.py::"
+            "test_a_full_redis_refuses_a_finish_whole_and_takes_it_later"
+        ),
+        (
+            "tests/integration/test_queue_outages.py::"
+            "test_leases_and_slots_are_kept_while_redis_is_full"
+        ),
+        "tests/integration/test_sink.py::test_a_sink_empties_a_full_redis",
+    ),
+    "B67": (
+        (
+            "tests/integration/test_redis_refusals.py::"
+            "test_every_policy_that_evicts_is_refused_also_when_it_is_set_in_mid_run"
+        ),
+        (
+            "tests/integration/test_lost_keys.py::"
+            "test_whatever_key_is_lost_each_prompt_ends_once_after_a_resume"
+        ),
+    ),
+    "B68": (
+        "tests/integration/test_status.py::test_b68_a_redis_that_came_back_empty_has_lost_the_run",
+        "tests/faults/test_outages.py::test_a_run_that_lost_its_redis_goes_on_in_a_smaller_one",
+        (
+            "tests/integration/test_resume.py::"
+            "test_a_run_that_redis_lost_comes_back_from_the_store_alone"
+        ),
+    ),
+    "B69": (
+        (
+            "tests/integration/test_reconcile.py::"
+            "test_what_the_store_has_is_taught_and_leaves_the_stream"
+        ),
+        (
+            "tests/integration/test_reconcile.py::"
+            "test_a_rewind_to_the_midst_of_this_very_reconcile_is_noticed"
+        ),
+    ),
     "B71": (
         _STREAMS + "test_b71_what_a_dead_sink_of_another_host_had_read_is_stored_by_the_next",
         _STREAMS + "test_b71_nothing_of_redis_names_a_consumer_that_could_be_deleted",
@@ -332,6 +379,19 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "B94": ("tests/integration/test_stops.py::test_b94_a_group_that_is_pid_1_drains",),
     "B96": (
+        (
+            "tests/faults/test_runs_together.py::"
+            "test_runs_with_equal_ids_keep_to_themselves_and_no_stuck_one_blocks_another"
+        ),
+        "tests/integration/test_forget.py::test_it_takes_the_run_s_keys_and_no_other",
+        (
+            "tests/integration/test_redis_refusals.py::"
+            "test_a_name_that_another_programs_queue_bears_is_no_run"
+        ),
+        (
+            "tests/integration/test_redis_refusals.py::"
+            "test_jobs_that_others_put_into_a_runs_queue_are_never_deleted"
+        ),
         (
             "tests/faults/test_foreign_programs.py::"
             "test_b96_another_program_and_two_runs_with_equal_ids_keep_to_their_own"

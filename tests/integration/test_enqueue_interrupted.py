@@ -1,6 +1,7 @@
 """`producer enqueue` killed, doubled or without room: the same call again is enough."""
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -263,3 +264,20 @@ def test_help_tells_of_every_flag(tmp_path: Path) -> None:
     assert ended.code == 0
     for flag in ("--max-tokens", "--skip-invalid", "--accept-changes", "--id-field", "--dry-run"):
         assert flag in ended.out
+
+
+def test_a_redis_that_stays_full_ends_the_call_which_says_how_far_it_got(
+    folder: Path, arguments: list[str], redis_client: "redis.Redis"
+) -> None:
+    fill(redis_client, 1_000_000)
+    with running(*arguments, "--room-wait", "0.5", cwd=folder) as process:
+        _, said = process.communicate(timeout=120)
+
+    assert process.returncode == 4
+    assert b"--room-wait" in said
+    assert re.search(rb"ended before the end: [\d,]+ of [\d,]+ prompts were added", said)
+    redis_client.config_set("maxmemory", 0)
+    with running(*arguments, cwd=folder) as process:
+        process.communicate(timeout=120)
+    assert process.returncode == 0
+    is_whole(folder, redis_client)

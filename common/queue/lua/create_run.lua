@@ -11,6 +11,8 @@ if is_foreign_queue(run) then return 'foreign' end
 redis.call('HSET', run_key(run), 'uid', ARGV[2], 'record', ARGV[3], 'bits', ARGV[4],
   'partitions', ARGV[5], 'priority', ARGV[6], 'created_ms', ARGV[7],
   'reconciled', server_run_id())
+-- Without it they are lost: recount.lua.
+redis.call('HSETNX', counts_key(run), 'total', 0)
 redis.call('DEL', tombstone_key(run))
 redis.call('ZADD', RUNS, ARGV[8], run)
 redis.call('SADD', RQ_QUEUES, rq_queue(run))

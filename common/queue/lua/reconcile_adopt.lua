@@ -18,6 +18,8 @@ if ARGV[9] ~= '' then redis.call('HSET', run_key(run), 'cancelled', ARGV[9]) end
 if ARGV[10] ~= '' then redis.call('HSET', run_key(run), 'pinned', ARGV[10]) end
 if ARGV[11] ~= '' then redis.call('HSET', run_key(run), 'window', ARGV[11]) end
 for i = 12, #ARGV, 2 do redis.call('HSET', counts_key(run), ARGV[i], ARGV[i + 1]) end
+-- Without it they are lost: recount.lua.
+redis.call('HSETNX', counts_key(run), 'total', 0)
 redis.call('DEL', tombstone_key(run))
 redis.call('ZADD', RUNS, ARGV[7], run)
 redis.call('SADD', RQ_QUEUES, rq_queue(run))

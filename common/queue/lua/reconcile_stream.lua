@@ -1,4 +1,5 @@
--- Read what waits in a result stream without its rows, and drop what the store has already.
+-- Read what waits in a result stream without its rows, teach the ledger what it has lost of it, and drop
+-- what the store has already.
 -- Works when Redis is full.
 --
 -- ARGV: operation, run, uid, Redis run_id, token, partition, then the operation's own.
@@ -20,14 +21,48 @@ local function fields_of(entry)
   return fields
 end
 
--- ARGV: id to begin at, count. Entries that name no key are passed over.
+-- A failed job goes into RQ's registry in this same call; its request follows from the store.
+local function end_job(hex, state, timeout_s)
+  release(run, hex)
+  redis.call('ZREM', parked_key(run), hex)
+  if state == 'f' then
+    redis.call('HSET', rq_job(hex), 'data', job_data(hex), 'origin', run, 'status', 'failed',
+      'timeout', timeout_s)
+    redis.call('PERSIST', rq_job(hex))
+    redis.call('ZADD', rq_failed(run), FAR_FUTURE_S, hex)
+  else
+    redis.call('ZREM', rq_failed(run), hex)
+    redis.call('UNLINK', rq_job(hex))
+  end
+end
+
+-- What waits for a sink has ended, whatever the ledger has lost: queued again, it would end twice. A
+-- finish sets both in one step, so this finds something only after a loss of single keys.
+local function learn(f, timeout_s)
+  local hex, try, state = to_hex(f.k), tonumber(f.t), STATE[f.o]
+  local old = ledger_get(run, f.k, hex, bits)
+  if old then
+    local wins = state == 'd' or try > old.try or (is_queued(old.state) and try == old.try)
+    if old.state == 'd' or old.fingerprint ~= f.f or not wins then return end
+    if old.state == 'u' then count(run, 'unfed', -1) end
+    if COUNTER[old.state] then count(run, COUNTER[old.state], -1) end
+  else
+    count(run, 'total', 1)
+  end
+  ledger_set(run, f.k, hex, bits, f.f, state, try)
+  count(run, COUNTER[state], 1)
+  end_job(hex, state, timeout_s)
+end
+
+-- ARGV: job timeout (s), id to begin at, count. Entries that name no key are passed over.
 -- Returns {'ok', last id that was looked at or '', then fours: id, key, outcome, try}.
 local function index()
-  local found = redis.call('XRANGE', stream, ARGV[7], '+', 'COUNT', tonumber(ARGV[8]))
+  local found = redis.call('XRANGE', stream, ARGV[8], '+', 'COUNT', tonumber(ARGV[9]))
   local reply = {'ok', found[1] and found[#found][1] or ''}
   for _, entry in ipairs(found) do
     local f = fields_of(entry)
     if f.k and #f.k == 16 and STATE[f.o] and tonumber(f.t) then
+      if f.f and #f.f == 8 then learn(f, ARGV[7]) end
       reply[#reply + 1] = entry[1]
       reply[#reply + 1] = f.k
       reply[#reply + 1] = f.o
@@ -53,15 +88,7 @@ local function put_in_its_place(raw, hex, old, fields, record)
   if state == old.state then return end
   count(run, COUNTER[old.state], -1)
   count(run, COUNTER[state], 1)
-  if state == 'f' then
-    -- In the registry in this same call; its request follows from the store.
-    redis.call('HSET', rq_job(hex), 'data', job_data(hex), 'origin', run, 'status', 'failed',
-      'timeout', ARGV[7])
-    redis.call('ZADD', rq_failed(run), FAR_FUTURE_S, hex)
-  else
-    redis.call('ZREM', rq_failed(run), hex)
-    redis.call('UNLINK', rq_job(hex))
-  end
+  end_job(hex, state, ARGV[7])
 end
 
 -- ARGV: job timeout (s), then pairs: entry id, the record (45 bytes, as `teach` takes it) that is
