@@ -6,7 +6,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from bench import enqueue, flow, memory, redis_memory, window
+from bench import enqueue, flow, memory, recovery, redis_memory, window
 from bench.stage import Row
 
 BENCHMARKS: dict[str, Callable[[], list[Row]]] = {
@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, Callable[[], list[Row]]] = {
     "redis": redis_memory.redis_memory,
     "memory": memory.memory,
     "window": window.window,
+    "recovery": recovery.recovery,
 }
 
 
