@@ -294,9 +294,9 @@ def seal_object(seq: int, digest: str) -> str:
     return f"{INPUTS}{seq:08d}-seal-{digest}.json"
 
 
-def inputs_kind(name: str) -> Literal["rows", "seal", ""]:
+def inputs_kind(object_name: str) -> Literal["rows", "seal", ""]:
     """Tell what an object of `inputs/` is by its name; empty for one that is not ours."""
-    match = _INPUTS.fullmatch(name)
+    match = _INPUTS.fullmatch(object_name)
     if match is None:
         return ""
     return "seal" if match["seal"] else "rows"

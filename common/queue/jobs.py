@@ -287,7 +287,7 @@ def read_claim(item: Sequence[Any]) -> Claim:
         prompt=item[8],
         died_alone=int(item[_DIED_ALONE]) if len(item) > _DIED_ALONE else 0,
         # Only where there are any.
-        turns=item[10] if len(item) > _TURNS else b"",
+        turns=item[_TURNS] if len(item) > _TURNS else b"",
     )
 
 
