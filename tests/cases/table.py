@@ -318,6 +318,9 @@ CASES: dict[str, tuple[str, ...]] = {
         _SINK + "test_an_entry_that_is_no_result_does_not_stop_what_stands_behind_it",
         _SINK + "test_a_batch_that_the_store_refuses_is_cut_until_the_poison_entry_is_alone",
     ),
+    "B75": (
+        "tests/faults/test_dead_paths.py::test_b75_after_a_silent_path_all_go_on_by_themselves",
+    ),
     "B76": (
         _QUEUE_CASES
         + "test_b76_ten_thousand_prompts_over_a_slow_network_take_few_answers_and_short_scripts",

@@ -24,6 +24,7 @@ from workers.simulator.log import Served
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HASH_MARK = "sim:"
+OTHER_SETTINGS = REPOSITORY / "tests" / "support" / "other_settings"
 
 
 class Fleet:
@@ -125,6 +126,11 @@ class Fleet:
     def start_sink(self, name: str = "sink", *extra: str) -> ServerProcess:
         state = str(self.folder / "state")
         return self.spawn(name, "workers", "sink", "--state-dir", state, *extra)
+
+    def set_for_new_processes(self, **settings: float) -> None:
+        """Start what is started from now on with settings of `tests/support/other_settings`."""
+        self.env["PYTHONPATH"] = f"{OTHER_SETTINGS}{os.pathsep}{REPOSITORY}"
+        self.env |= {f"HEADRACE_TEST_{key.upper()}": str(value) for key, value in settings.items()}
 
     # --- looking --------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""A TCP proxy before Redis that can lose answers: what was asked is done, nobody hears of it."""
+"""A TCP proxy before Redis that can lose answers: what was asked is done, nobody hears of it.
+
+Or the path itself, as a firewall that has forgotten its connections: nothing passes, nothing ends.
+"""
 
 import contextlib
 import socket
@@ -18,6 +21,8 @@ class RedisProxy:
         target: That port; may change while nobody is connected.
         delay_s: May be changed at any time.
         shut: Connections are cut as they come.
+        holding: Nothing passes and no connection ends, see `hold`.
+        held: Pieces that were swallowed by that, and connections that were taken meanwhile.
         losing: How many answers are still to be lost; each counts it down.
         lost: How many were.
         answers: Pieces of answers so far: at least one for each time that a client waited.
@@ -27,6 +32,9 @@ class RedisProxy:
         self.target = port
         self.delay_s = delay_s
         self.shut = False
+        self.holding = False
+        self.held = 0
+        self._dead: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -38,6 +46,17 @@ class RedisProxy:
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+
+    def hold(self) -> None:
+        """Let nothing pass and end nothing until `release`; then only new connections work.
+
+        Those of before and of meanwhile stay open and pass nothing any more.
+        """
+        self.holding = True
+        self._dead |= self._open
+
+    def release(self) -> None:
+        self.holding = False
 
     def cut(self) -> None:
         """Break every connection that is open."""
@@ -60,6 +79,9 @@ class RedisProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                if self.holding:
+                    self._bury(client)
+                    continue
                 server = None if self.shut else self._reach()
                 if server is None:
                     self._cut(client)
@@ -79,6 +101,8 @@ class RedisProxy:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 20):
                 time.sleep(self.delay_s)
+                if self._holds(client):
+                    continue
                 server.sendall(data)
         self._cut(client)
         self._cut(server)
@@ -87,6 +111,8 @@ class RedisProxy:
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 20):
                 time.sleep(self.delay_s)
+                if self._holds(client):
+                    continue
                 self.answers += 1
                 if self.losing > 0:
                     self.losing -= 1
@@ -95,6 +121,21 @@ class RedisProxy:
                 client.sendall(data)
         self._cut(server)
         self._cut(client)
+
+    def _holds(self, client: socket.socket) -> bool:
+        """Say whether this connection passes nothing; one of meanwhile is dead as well."""
+        if self.holding:
+            self._dead.add(client)
+        if client not in self._dead:
+            return False
+        self.held += 1
+        return True
+
+    def _bury(self, client: socket.socket) -> None:
+        """Keep a connection that nothing is read from."""
+        self._open.add(client)
+        self._dead.add(client)
+        self.held += 1
 
     def _cut(self, which: socket.socket) -> None:
         with contextlib.suppress(OSError):
