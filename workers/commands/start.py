@@ -104,9 +104,9 @@ def start(
 ) -> None:
     """Serve prompts on these GPUs.
 
-    Each has an SGLang server beside it. One process a worker group; one that dies is started
-    again. SIGTERM or Ctrl-C stops claims, lets open requests end within --grace, and gives the
-    rest back; a second one does not wait. The servers' key comes from HEADRACE_API_KEY.
+    Each has an SGLang server beside it. One process a worker group; of several, one that dies is
+    started again. SIGTERM or Ctrl-C stops claims, lets open requests end within --grace, and gives
+    the rest back; a second one does not wait. The servers' key comes from HEADRACE_API_KEY.
 
     \b
     Example:
