@@ -55,6 +55,10 @@ Decisions (2026-11-30):
   master (a replica that lagged, a master that was one for a while) changes only the second.
 * Every right of Redis' user is tried before a command changes anything: a script that lacks one
   would find out in its midst, and half a finish would stay.
+* `_SUCCESS` counts the manifests that commit something: a reconcile after the end closes a number
+  with `void`, which makes nothing untrue.
+* What a killed Redis forgets under `appendfsync everysec` while its disk is slow (milliseconds of
+  answered writes) is treated like any older state: it changes run_id, is reconciled and redone.
 * Sequences of `inputs/` come from Redis and go on above what the store has after a rebuild.
 * A producer registers by what it reads (host and paths), so the same command again takes the place
   of one that was killed; a run that waits for a producer that never returns is sealed by `producer
