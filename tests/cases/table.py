@@ -33,6 +33,7 @@ _FAULTS = "tests/unit/test_faults.py::"
 _REQUESTS = "tests/unit/test_requests.py::"
 _STREAMS = "tests/integration/test_sink_streams.py::"
 _SINK = "tests/integration/test_sink.py::"
+_SINK_S3 = "tests/integration/test_sink_s3.py::"
 _ISOLATION = "tests/integration/test_isolation.py::"
 _S3 = "tests/integration/test_store_s3_faults.py::"
 _S3_START = "tests/integration/test_store_s3_start.py::"
@@ -334,18 +335,29 @@ CASES: dict[str, tuple[str, ...]] = {
         _S3 + "test_credentials_that_run_out_are_read_anew_within_the_call",
         _S3 + "test_keys_that_were_replaced_are_read_anew_within_the_call",
         _S3 + "test_without_new_credentials_the_call_fails_and_may_be_repeated",
+        _SINK_S3 + "test_b80_credentials_that_run_out_in_a_run_are_read_anew",
+        _SINK_S3
+        + "test_b80_without_new_credentials_nothing_is_lost_and_with_them_the_run_goes_on",
     ),
-    "B81": (_S3 + "test_a_minute_of_slow_down_ends_with_the_same_object",),
+    "B81": (
+        _S3 + "test_a_minute_of_slow_down_ends_with_the_same_object",
+        _SINK_S3 + "test_b81_a_slow_down_that_outlasts_a_call_ends_with_the_same_batch_and_names",
+    ),
     "B82": (
         _S3_START + "test_a_denied_right_is_named_with_bucket_and_prefix",
         _S3_START + "test_rights_that_a_sink_does_not_need_may_be_denied",
         _S3_START + "test_a_missing_bucket_is_an_error_and_is_not_made",
-        "tests/integration/test_sink_process.py::test_a_denied_write_ends_the_start_and_is_named",
+        _SINK_S3 + "test_b82_a_denied_write_ends_the_start_and_is_named",
+        _SINK_S3 + "test_b82_rights_that_are_not_needed_may_be_denied_over_the_whole_run",
+        _SINK_S3 + "test_b82_a_bucket_that_is_missing_ends_the_start_and_is_never_made",
+        _SINK_S3 + "test_b82_an_enqueue_is_refused_as_its_sink_would_be",
     ),
     "B83": (_S3_START + "test_a_bucket_elsewhere_is_told_with_its_region",),
     "B84": (
         _SINK + "test_sinks_share_the_partitions_and_one_takes_over_from_another",
         "tests/integration/test_sink_process.py::test_another_runs_output_ends_the_start",
+        _SINK_S3
+        + "test_b84_two_sinks_that_store_at_once_write_no_name_twice_and_no_other_run_may",
     ),
     "B87": (_S3_START + "test_objects_are_single_puts_with_type_hash_and_no_encoding",),
     "B44": (

@@ -18,7 +18,6 @@ from tests.support.redis_server import RedisServer
 from tests.support.rewind import rewind, save_point
 from tests.support.run_world import RUN, World
 from tests.support.s3 import S3Server
-from tests.support.s3_proxy import Fault, FaultProxy
 from tests.support.server_process import wait_until
 from tests.support.sink_process import SinkProcess
 from tests.support.sinks import expire_lease
@@ -143,37 +142,6 @@ def test_killed_in_a_reconcile_each_key_is_stored_once(tmp_path: Path, point: st
         world.check_counts()
 
 
-def test_a_store_that_is_away_is_waited_for_and_said_so_now_and_then(
-    redis_client: "redis.Redis",
-    valkey: RedisServer,
-    s3_servers: Callable[[str], S3Server],
-    tmp_path: Path,
-) -> None:
-    # Case B81: SlowDown for longer than boto3 itself tries.
-    server = s3_servers("moto")
-    store = server.store(server.new_bucket(), "runs/demo")
-    store.probe()
-    world = World(redis_client, store)
-    with FaultProxy(server.port) as proxy:
-        env = {**server.environment(), "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{proxy.port}"}
-        with SinkProcess(valkey.url, tmp_path, *DONE, env=env) as sink:
-            wait_until(lambda: "serving" in sink.text(), "a sink at work")
-            proxy.plan = lambda _: Fault(status=503, code="SlowDown")
-            world.finish(range(10))
-            wait_until(
-                lambda: bool(world.client.hget(names.sink(RUN, 0), "error")), "its complaint", 60
-            )
-            assert world.waiting() == 10
-            proxy.plan = lambda _: None
-            assert sink.wait(90) == 0
-            assert sink.text().count("nothing is lost") < 8
-
-    assert len(world.records()) == 10
-    assert world.client.hget(names.sink(RUN, 0), "error") is None
-    world.check_store()
-    world.check_counts()
-
-
 def test_redis_killed_under_a_sink_is_waited_for(tmp_path: Path) -> None:
     with (
         RedisServer("valkey", appendonly=True, appendfsync="always") as server,
@@ -227,30 +195,6 @@ def test_a_frozen_sinks_partition_is_taken_over_and_nothing_is_doubled(
     world.check_counts()
 
 
-def test_a_denied_write_ends_the_start_and_is_named(
-    redis_client: "redis.Redis",
-    valkey: RedisServer,
-    s3_servers: Callable[[str], S3Server],
-    tmp_path: Path,
-) -> None:
-    # Case B82: listing and reading are allowed, writing is not.
-    server = s3_servers("moto")
-    bucket = server.new_bucket()
-    store = server.store(bucket, "runs/demo")
-    store.probe()
-    World(redis_client, store)
-
-    with FaultProxy(server.port) as proxy:
-        proxy.plan = lambda request: (
-            Fault(status=403, code="AccessDenied") if request.method == "PUT" else None
-        )
-        env = {**server.environment(), "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{proxy.port}"}
-        with SinkProcess(valkey.url, tmp_path, RUN, env=env) as sink:
-            assert sink.wait(20) == 4
-            for word in ("PutObject", bucket, "runs/demo"):
-                assert word in sink.text()
-
-
 def test_an_output_that_has_gone_ends_the_start_and_is_named(
     redis_client: "redis.Redis", valkey: RedisServer, tmp_path: Path
 ) -> None:
@@ -265,22 +209,6 @@ def test_an_output_that_has_gone_ends_the_start_and_is_named(
         assert store.url in sink.text()
         assert "Traceback" not in sink.text()
     assert time.monotonic() - began_s < 10
-
-
-def test_a_bucket_that_is_missing_ends_the_start_and_is_named(
-    redis_client: "redis.Redis",
-    valkey: RedisServer,
-    s3_servers: Callable[[str], S3Server],
-    tmp_path: Path,
-) -> None:
-    server = s3_servers("moto")
-    store = MemoryStore()
-    store.url = "s3://no-such-bucket-here/prefix"
-    World(redis_client, store)
-
-    with SinkProcess(valkey.url, tmp_path, RUN, env=server.environment()) as sink:
-        assert sink.wait(20) == 4
-        assert "no-such-bucket-here" in sink.text()
 
 
 def test_another_runs_output_ends_the_start(
