@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from common import catalog, manifests, names
+from common.connect import server_run_id
 from common.errors import ConflictError, StateLostError, StoreDamagedError
 from common.models import Entry, Record
 from common.overlap import to_drop
@@ -123,7 +124,7 @@ def test_after_a_restart_finishes_are_accepted_and_sinks_wait(
         partition_sink(world, token=new_token()).store_one()
     state = world.runs.state(RUN)
     assert state is not None
-    assert state.reconciled != world.client.info("server")["run_id"]
+    assert state.reconciled != server_run_id(world.client)
 
     report = reconcile(world.client, world.store, world.record)
     assert report is not None
@@ -701,7 +702,7 @@ def test_a_restart_in_the_midst_of_a_reconcile_begins_it_anew(
     world.use(server.client())
     state = world.runs.state(RUN)
     assert state is not None
-    assert state.reconciled != world.client.info("server")["run_id"]
+    assert state.reconciled != server_run_id(world.client)
     complete(world)
 
 

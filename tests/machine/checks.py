@@ -235,7 +235,8 @@ class _Run:
             info, members, listed, leased, parked, started, *rest = pipe.execute()
         self.counts = Runs(world.client).counts(run)
         self.members = cast("dict[bytes, bytes]", members)
-        self.trusted = self.members.get(b"reconciled", b"").decode() == info["run_id"]
+        reconciled = self.members.get(b"reconciled", b"").decode()
+        self.trusted = reconciled.partition("/")[0] == info["run_id"]
         self.listed, self.leased, self.parked = (
             {bytes.fromhex(job_id.decode()) for job_id in found}
             for found in (listed, leased, parked)

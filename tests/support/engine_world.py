@@ -13,6 +13,7 @@ from typing import Any
 import redis
 
 from common import names
+from common.connect import server_run_id
 from common.queue import Groups, Jobs
 from tests.support.queue_world import QueueWorld
 from tests.support.scripted_server import ScriptedServer
@@ -54,7 +55,7 @@ class EngineWorld:
         # Redis has known its worker groups for long: nobody waits for a slot TTL.
         client.hset(
             names.slots(self.server),
-            mapping={"run_id": client.info("server")["run_id"], "since": 0},
+            mapping={"run_id": server_run_id(client), "since": 0},
         )
         eligible = Eligible(client)
         self.engine = Engine(
