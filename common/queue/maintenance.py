@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
-from common import connect
+from common import connect, names
 from common.errors import HeadraceError, StateLostError
 from common.leases import LEASES
 from common.models import Record, RunRecord
-from common.queue.ledger import job_timeout_s
+from common.queue.ledger import job_timeout_s, slice_buckets
 from common.queue.packing import CALL_RECORDS, pack, packed
 from common.queue.scripts import call
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import redis
 
 LEDGER_BUCKETS = 32
+"""Most that one call reads."""
+
 INDEX_STEP = 500
 RENEW_S = LEASES.turn_ms / 4000
 
@@ -235,8 +237,12 @@ class Maintenance:
 
     def ended_keys(self) -> Iterator[tuple[bytes, bytes]]:
         """Read the whole ledger: (key, value) of every key that has ended, in order of keys."""
-        for first in range(0, 1 << self._record.bits, LEDGER_BUCKETS):
-            reply = self._ledger("ended", first, LEDGER_BUCKETS)
+        with connect.mapping_errors(self._client):
+            total = int(self._client.hget(names.counts(self._record.run), "total") or 0)
+        # A run that was begun with few prompts may have many in each bucket by now.
+        step = min(slice_buckets(self._record.bits, total), LEDGER_BUCKETS)
+        for first in range(0, 1 << self._record.bits, step):
+            reply = self._ledger("ended", first, step)
             yield from zip(reply[1::2], reply[2::2], strict=True)
 
     def forget(self, pairs: Sequence[tuple[bytes, bytes]]) -> int:

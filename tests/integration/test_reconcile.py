@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -745,6 +746,33 @@ def test_one_process_at_a_time_reconciles(server: RedisServer, world: World) -> 
         assert reconcile(world.client, world.store, world.record) is None
 
     assert reconcile(world.client, world.store, world.record) is not None
+
+
+@pytest.mark.parametrize(("total", "keys"), [(10, 1_000), (2_000_000, 1_000)])
+def test_a_ledger_that_has_grown_is_read_in_as_small_pieces(
+    world: World, monkeypatch: pytest.MonkeyPatch, total: int, keys: int
+) -> None:
+    world.finish(range(6))
+    # As if the run, begun with few prompts, had been added to since.
+    world.client.hset(names.counts(RUN), "total", total)
+    read: list[tuple[int, int]] = []
+
+    with Maintenance(world.client, world.record) as turn:
+        ask = turn._ledger
+
+        def noted(operation: str, first: int, buckets: int) -> list[Any]:
+            read.append((first, buckets))
+            return ask(operation, first, buckets)
+
+        monkeypatch.setattr(turn, "_ledger", noted)
+        found = [key for key, _ in turn.ended_keys()]
+
+    assert len(found) == len(set(found)) == 6
+    every = [bucket for first, buckets in read for bucket in range(first, first + buckets)]
+    assert [bucket for bucket in every if bucket < 1 << world.record.bits] == list(
+        range(1 << world.record.bits)
+    )
+    assert max(buckets for _, buckets in read) * total >> world.record.bits <= keys
 
 
 def test_a_process_that_lost_its_turn_can_write_nothing(server: RedisServer, world: World) -> None:

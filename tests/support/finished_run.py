@@ -24,6 +24,7 @@ from common.models import (
 )
 from common.store import ObjectStore
 from common.store.frames import compress, digest_name
+from producer.adding import OBJECT_ROWS
 from workers.answers import Answer
 from workers.batch import Place, build
 from workers.requests import build_request, read_prompt
@@ -64,6 +65,7 @@ class FinishedRun:
         self.store = store
         self.endpoint = endpoint
         self.prompts = prompts
+        self.left_out = leave_out
         self.record = RunRecord(
             run=RUN,
             uid=UID,
@@ -73,9 +75,10 @@ class FinishedRun:
         )
         store.put_if_absent(names.RUN_JSON, msgspec.json.encode(self.record))
         half = prompts // 2
-        for seq, numbers in enumerate((range(half), range(half, prompts)), 1):
+        objects = [*_cut(range(half)), *_cut(range(half, prompts))]
+        for seq, numbers in enumerate(objects, 1):
             self.accept(seq, numbers)
-        self.seal(3)
+        self.seal(len(objects) + 1)
         order = list(range(prompts))
         random.Random(1).shuffle(order)
         order = order[: prompts - leave_out]
@@ -256,6 +259,12 @@ class FinishedRun:
         self.store.put(
             names.manifest_object(manifest.partition, manifest.seq), msgspec.json.encode(manifest)
         )
+
+
+def _cut(numbers: range) -> list[range]:
+    """Cut prompts as `producer enqueue` cuts its objects; without any there is one still."""
+    ends = range(0, max(len(numbers), 1), OBJECT_ROWS)
+    return [numbers[first : first + OBJECT_ROWS] for first in ends]
 
 
 def _failed(claim: Claim) -> bytes:
