@@ -126,7 +126,9 @@ def ended_well(world: World, valkey: RedisServer, folder: Path, proxy: FaultProx
     assert read is not None
     told = read.figures()
     assert (told["status"], told["completed"]) == ("completed", world.accepted)
+    assert told["s3_uploaded"] == world.accepted
     assert told["duplicates_dropped"] == told["failed"] == 0
+    assert world.client.hget(names.sink(RUN, 0), "error") is None
     verified = command(valkey, folder, "verify", RUN, "--output", world.store.url, "--json")
     assert verified.code == 0, verified.out + verified.err
     assert sorted(world.current()) == list(range(world.accepted))
