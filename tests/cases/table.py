@@ -327,6 +327,16 @@ CASES: dict[str, tuple[str, ...]] = {
         + "test_b76_ten_thousand_prompts_over_a_slow_network_take_few_answers_and_short_scripts",
         "tests/integration/test_enqueue.py::test_ten_thousand_prompts_take_few_round_trips",
     ),
+    "B77": (
+        (
+            "tests/faults/test_clocks.py::"
+            "test_b77_clocks_that_disagree_take_no_job_away_and_show_nothing_negative"
+        ),
+    ),
+    "B78": (
+        _QUEUE_CASES + "test_b78_room_is_told_by_what_is_used_and_not_by_what_the_process_holds",
+        _QUEUE_CASES + "test_b78_prompts_find_room_as_soon_as_what_filled_redis_is_deleted",
+    ),
     "B79": (
         _S3 + "test_a_server_that_refuses_checksum_headers_is_used_without_them",
         _S3 + "test_who_asks_for_checksums_is_told_which_setting_a_server_refuses",

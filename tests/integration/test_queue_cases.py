@@ -1,9 +1,11 @@
-"""Faults that people met in such queues, tried on ours: cases B59 to B65, B76, B90, B91."""
+"""Faults that people met in such queues, tried on ours: cases B59 to B65, B76, B78, B90, B91."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import redis
@@ -12,9 +14,11 @@ from rq.job import Job
 from rq.registry import FailedJobRegistry, FinishedJobRegistry, StartedJobRegistry
 from rq.serializers import JSONSerializer
 
-from common import names
+from common import names, snapshot
+from common.errors import RedisFullError
 from common.models import Params
 from common.queue.ledger import job_timeout_s, request_timeout_s
+from common.queue.scripts import source
 from tests.support.fleet import write_prompts
 from tests.support.producer_cli import environment
 from tests.support.queue_world import QueueWorld
@@ -166,6 +170,66 @@ def cpu_s(client: "redis.Redis") -> float:
     """How long the server has worked since its start: what waits for a core does not count."""
     used = client.info("cpu")
     return float(used["used_cpu_user"] + used["used_cpu_sys"])
+
+
+def share_of(client: "redis.Redis", memory: str) -> float:
+    """Give the share of its memory that a Redis with this INFO says is used."""
+    prelude = source("enqueue").partition("local function main()")[0]
+    faked = (
+        "local real = redis\n"
+        "local redis = {call = function(name, ...)\n"
+        "  if name == 'INFO' then return ARGV[1] end\n"
+        "  return real.call(name, ...)\n"
+        "end}\n"
+    )
+    share = client.eval(f"{faked}{prelude}\nreturn tostring(memory_share())", 0, memory)
+    return float(cast("bytes", share))
+
+
+def test_b78_room_is_told_by_what_is_used_and_not_by_what_the_process_holds(
+    client: "redis.Redis",
+) -> None:
+    known = cast("bytes", client.eval("return redis.call('INFO', 'memory')", 0)).decode()
+
+    def saying(**figures: int) -> str:
+        said = known
+        for name, value in figures.items():
+            said, times = re.subn(rf"\b{name}:\d+", f"{name}:{value}", said)
+            assert times == 1, f"INFO has {name}"
+        return said
+
+    # Fragmented: pages that hold next to nothing are not given back.
+    freed = saying(maxmemory=1000, used_memory=125, used_memory_rss=990, used_memory_peak=1000)
+    taken = saying(maxmemory=1000, used_memory=625, used_memory_rss=125, used_memory_peak=625)
+
+    assert share_of(client, freed) == pytest.approx(0.2)
+    assert share_of(client, taken) == pytest.approx(1)
+
+
+def test_b78_prompts_find_room_as_soon_as_what_filled_redis_is_deleted(
+    client: "redis.Redis",
+) -> None:
+    world = QueueWorld(client, prompts=1)
+    limit = 64 << 20
+    junk = [f"junk:{number}" for number in range(16 << 10)]
+    with client.pipeline(transaction=False) as pipe:
+        for key in junk:
+            pipe.set(key, b"x" * 3000)
+        pipe.execute()
+    client.config_set("maxmemory", limit)
+    try:
+        with pytest.raises(RedisFullError, match="maxmemory"):
+            world.add([1])
+        # Every other one first: what is freed lies between what stays.
+        client.delete(*junk[::2])
+        client.delete(*junk[1::2])
+        assert world.add([1]).added == 1
+        assert world.claimed(world.jobs("e1")) == [0, 1]
+        read = snapshot.read(client, world.run)
+        assert read is not None
+        assert read.figures()["status"] != "redis_full"
+    finally:
+        client.config_set("maxmemory", 0)
 
 
 def test_b90_failed_prompts_are_never_counted_as_completed(client: "redis.Redis") -> None:
