@@ -18,6 +18,7 @@ import secrets
 import signal
 import threading
 import time
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -171,14 +172,30 @@ class SlotWorker(Worker):
             caretaker=Caretaker(client, eligible, options.timing),
             on_beat=lambda busy, done, failed: self._beat(eligible, busy, (done, failed)),
         )
-        for number in stop_signals():
-            self._loop.add_signal_handler(number, engine.ask_to_stop, int(number))
-        self._loop.add_signal_handler(
-            BY_PARENT, engine.ask_to_stop, int(signal.SIGTERM), "watching process"
-        )
+        self._listen_for_stops(self._loop, engine)
         await engine.run()
         self.stopped_by = engine.stop.signal
         return True
+
+    @staticmethod
+    def _listen_for_stops(loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
+        """Let signals stop the engine.
+
+        Not by the loop's own handlers: when two signals come at once, uvloop may hand one of them
+        on twice, and twice means hurry.
+        """
+
+        def on_signal(number: int, _frame: FrameType | None) -> None:
+            passed_on = number == BY_PARENT
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nothing is left to stop
+                loop.call_soon_threadsafe(
+                    engine.ask_to_stop,
+                    int(signal.SIGTERM) if passed_on else number,
+                    "watching process" if passed_on else "",
+                )
+
+        for each in (*stop_signals(), BY_PARENT):
+            signal.signal(each, on_signal)
 
     def _beat(self, eligible: Eligible, busy: bool, counted: tuple[int, int]) -> None:  # noqa: FBT001
         """Keep RQ's own record of this worker fresh, and its queues those that it serves."""
