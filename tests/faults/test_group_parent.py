@@ -1,5 +1,6 @@
 """`workers start` with several GPUs: one process watches a process for each worker group."""
 
+import os
 import signal
 import socket
 import time
@@ -34,8 +35,13 @@ def two_servers(tmp_path: Path, **options: object) -> Fleet:
 
 
 def free_tens() -> int:
-    """A free port that is a multiple of ten, and the next one free too."""
-    for port in range(21_000, 31_000, 10):
+    """A free port that is a multiple of ten, and the next one free too.
+
+    Each process that runs tests looks in a range of its own: a port is free until it is used.
+    """
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 21_000 + process % 10 * 1_000
+    for port in range(first, first + 1_000, 10):
         try:
             with socket.create_server(("127.0.0.1", port)):
                 pass
