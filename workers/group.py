@@ -36,7 +36,7 @@ from common.logs import set_up_logs
 from common.program import values_of
 from common.queue import Groups, Jobs
 from common.queue.rights import refuse_missing_rights
-from common.stops import end_on_stop, stop_signals
+from common.stops import end_on_stop, on_stop
 from workers.caretaker import Caretaker
 from workers.eligible import Eligible
 from workers.engine import Engine
@@ -194,8 +194,8 @@ class SlotWorker(Worker):
                     "watching process" if passed_on else "",
                 )
 
-        for each in (*stop_signals(), BY_PARENT):
-            signal.signal(each, on_signal)
+        on_stop(on_signal)
+        signal.signal(BY_PARENT, on_signal)
 
     def _beat(self, eligible: Eligible, busy: bool, counted: tuple[int, int]) -> None:  # noqa: FBT001
         """Keep RQ's own record of this worker fresh, and its queues those that it serves."""
