@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from common import catalog, ending, manifests, names
+from common.connect import run_id_of
 from common.models import Manifest, Record, Result, RunRecord
 from common.queue import Jobs, LedgerEntry, Runs
 from common.queue.ledger import Ledger
@@ -221,6 +222,7 @@ class _Run:
         self.keys = list(model.keys)
         with world.client.pipeline(transaction=True) as pipe:
             pipe.info("server")
+            pipe.info("replication")
             pipe.hgetall(names.run(run))
             pipe.lrange(names.rq_queue(run), 0, -1)
             for zset in (names.leases(run), names.parked(run), names.rq_started(run)):
@@ -232,11 +234,11 @@ class _Run:
                 pipe.hmget(names.rq_job(key.hex()), ["request", "status", "turns"])
             for lane in range(record.partitions):
                 pipe.xrange(names.results(run, lane))
-            info, members, listed, leased, parked, started, *rest = pipe.execute()
+            server, replication, members, listed, leased, parked, started, *rest = pipe.execute()
         self.counts = Runs(world.client).counts(run)
         self.members = cast("dict[bytes, bytes]", members)
         reconciled = self.members.get(b"reconciled", b"").decode()
-        self.trusted = reconciled.partition("/")[0] == info["run_id"]
+        self.trusted = reconciled == run_id_of(server, replication)
         self.listed, self.leased, self.parked = (
             {bytes.fromhex(job_id.decode()) for job_id in found}
             for found in (listed, leased, parked)
