@@ -13,9 +13,9 @@ from common.connect import connect
 from common.models import Choice, Claim, Params, Result, Usage
 from common.queue import Jobs
 from common.utc import utc_now
-from workers.answers import Answer
-from workers.requests import build_request, read_prompt
-from workers.rows import Completion, Origin, completion_row
+from workers.client.answers import Answer
+from workers.client.requests import build_request, read_prompt
+from workers.client.rows import Completion, Origin, completion_row
 
 SERVER = "http://bench"
 ORIGIN = Origin(server=SERVER, model="none", server_version="0")

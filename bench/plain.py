@@ -10,13 +10,13 @@ import uvloop
 
 from common import ids
 from common.models import Claim, KeptTurns, Params, Prompt
-from workers.faults import ServerAnswer
-from workers.holdings import Open, Ready
-from workers.requests import Request
-from workers.rids import Rids
-from workers.rows import Origin
-from workers.serve import Prompter
-from workers.sglang import SGLangClient
+from workers.client.faults import ServerAnswer
+from workers.client.requests import Request
+from workers.client.rows import Origin
+from workers.client.sglang import SGLangClient
+from workers.engine.holdings import Open, Ready
+from workers.engine.rids import Rids
+from workers.prompt.serve import Prompter
 
 
 class Server:

@@ -4,26 +4,26 @@ A worker group is one process with one event loop (`engine`). A job is in exactl
 (leased, no slot), open (a slot and a request), unsent (ended, Redis has not said so yet) or on its
 way back. Its lease is renewed until it has left them all.
 
-    group      the RQ worker: names, signals, RQ's own records     options eligible   what it
-               serves
-    engine     claims, slots, requests, results in one loop         pace     how fast to open, how
-               much to hold
-    core holdings desk timing    what its parts share: borders, jobs, calls to Redis, how often
-    serve serving needs  one prompt: attempt after attempt, turn after turn; what that needs of
-    turns outcomes                                      others; what it asks next, ends as
-    endings returns              where a job goes that leaves its slot
-    finisher turnkeeper                                             results, turns to Redis
-    keeper aborts lives          slots, leases, reaping, takeover   watch    is the server there
-               and working
-    showing    figures to Redis                                     caretaker  what idle ones do
-    stopping stop_request        the two stages of a stop           processes  a child a group
-    mishaps                      errors of ours
-    oddities noticing            answers that are nothing to train on, and who says so
-    sglang transport answers requests rows faults clamp token_ids tolerant
-                                                                    the wire, and whose fault it is
-    loads metrics_page capacity probe                               what a server says of itself
-    sink run_sink partition reading batch unstorable progress       from stream to store
-    simulator/ a stand-in for SGLang at the socket
+    group options timing           the RQ worker: names, signals, RQ's own records; what it is
+                                   told; how often
+    engine/                        claims, slots, requests, results in one loop (`engine`)
+      eligible pace                what it serves; how fast to open, how much to hold
+      core holdings desk           what its parts share: borders, jobs, calls to Redis
+      endings returns              where a job goes that leaves its slot
+      finisher turnkeeper          results, turns to Redis
+      keeper aborts lives rids     slots, leases, reaping, takeover
+      showing caretaker            figures to Redis; what idle ones do
+      stopping mishaps             the two stages of a stop; errors of ours
+    prompt/                        one prompt: attempt after attempt, turn after turn (`serve`)
+      serving needs turns outcomes what that needs of others; what it asks next, ends as
+      oddities noticing            answers that are nothing to train on, and who says so
+    client/                        the wire to SGLang (`sglang`), and whose fault it is (`faults`)
+    servers/                       what a server is and says of itself
+      watch                        is it there and working
+      loads metrics_page capacity  its own figures; how many requests it should hold
+    sink/                          from stream to store: `sink` all runs, `run_sink` one
+    node/                          the processes of one machine: a child a worker group
+    simulator/                     a stand-in for SGLang at the socket
 
 When something fails:
 

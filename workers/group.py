@@ -37,9 +37,10 @@ from common.program import values_of
 from common.queue import Groups, Jobs
 from common.queue.rights import refuse_missing_rights
 from common.stops import end_on_stop, on_stop
-from workers.caretaker import Caretaker
-from workers.eligible import Eligible
-from workers.engine import Engine
+from workers.engine.caretaker import Caretaker
+from workers.engine.eligible import Eligible
+from workers.engine.engine import Engine
+from workers.node.stop_request import BY_PARENT
 from workers.options import (
     GroupOptions,
     group_name,
@@ -48,7 +49,6 @@ from workers.options import (
     slots_server,
     this_host,
 )
-from workers.stop_request import BY_PARENT
 from workers.timing import timing_from_environment
 
 log = logging.getLogger(__name__)

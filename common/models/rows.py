@@ -126,7 +126,8 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         outcome: failed or cancelled.
-        reason: One word of `workers.faults`, for example bad_request, timeout, poison, cancelled.
+        reason: One word of `workers.client.faults`, for example bad_request, timeout, poison,
+            cancelled.
         status: HTTP status of the last attempt, None when there was none.
         message: The server's text, at most 2,000 characters.
         attempts: Of several turns, of the one that failed.

@@ -23,7 +23,7 @@ from tests.support.run_world import RUN as WORLD_RUN
 from tests.support.run_world import World
 from tests.support.s3 import CREDENTIALS, S3Server
 from tests.support.sinks import drain, run_sink
-from workers.batch import Place, build
+from workers.sink.batch import Place, build
 
 pytestmark = pytest.mark.timeout(600)
 

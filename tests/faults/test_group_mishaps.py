@@ -14,9 +14,9 @@ import redis
 from tests.support.engine_world import PAGES, EngineWorld, held, until
 from tests.support.queue_world import SECRET
 from tests.support.scripted_server import Reply, answer, scripted_server
-from workers.desk import Bell
-from workers.engine import Engine
-from workers.mishaps import InternalError
+from workers.engine.desk import Bell
+from workers.engine.engine import Engine
+from workers.engine.mishaps import InternalError
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -93,7 +93,7 @@ def test_a_frozen_process_whose_slots_were_taken_opens_nothing_when_it_wakes(
 MISHAP = """
 import os, sys
 if sys.argv[0] == "-m" and "--gpu" in sys.orig_argv and "0-1" not in sys.orig_argv:
-    from workers.keeper import Keeper
+    from workers.engine.keeper import Keeper
     inner = Keeper._renew_leases
     async def breaks(self):
         try:

@@ -23,7 +23,7 @@ from tests.support.queue_world import take
 from tests.support.redis_server import RedisServer
 from tests.support.run_world import RUN, World
 from tests.support.sinks import drain, run_sink
-from workers.run_sink import Standing
+from workers.sink.run_sink import Standing
 
 Ask = Callable[..., Ended]
 POINTS = ["cancel.marked", "cancel.told", "cancel.ended", "cancel.ended:2", "cancel.closed"]

@@ -21,8 +21,8 @@ from tests.support.redis_server import RedisServer
 from tests.support.run_world import RUN, World
 from tests.support.server_process import wait_until
 from tests.support.sinks import drain, run_sink
-from workers.run_sink import Standing
 from workers.simulator.launch import SimulatorProcess
+from workers.sink.run_sink import Standing
 
 BOUND = 3
 PROMPTS = 8

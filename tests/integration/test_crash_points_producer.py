@@ -28,10 +28,10 @@ from tests.support.queue_world import QueueWorld, take
 from tests.support.redis_server import RedisServer
 from tests.support.run_world import RUN, World
 from tests.support.sinks import drain, expire_lease, killed_at, run_sink
-from workers.desk import RedisDesk
-from workers.holdings import Holdings
-from workers.returns import Returns
-from workers.run_sink import Standing
+from workers.engine.desk import RedisDesk
+from workers.engine.holdings import Holdings
+from workers.engine.returns import Returns
+from workers.sink.run_sink import Standing
 
 WHERE = Where(run=RUN)
 MANY = 300

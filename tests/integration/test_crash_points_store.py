@@ -30,8 +30,8 @@ from tests.support.sinks import (
     standing_intent,
     watching,
 )
-from workers.progress import ProgressWriter
-from workers.run_sink import Standing
+from workers.sink.progress import ProgressWriter
+from workers.sink.run_sink import Standing
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from common.store import StoredObject, open_store
 from common.store.frames import digest_name
 from tests.support.run_world import RUN, World
 from tests.support.sinks import drain, expire_lease, killed_at, partition_sink, run_sink, watching
-from workers.run_sink import Standing
+from workers.sink.run_sink import Standing
 
 
 @pytest.fixture

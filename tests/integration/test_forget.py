@@ -20,7 +20,7 @@ from tests.support.queue_world import QueueWorld, take
 from tests.support.redis_server import RedisServer
 from tests.support.run_world import RUN, World
 from tests.support.sinks import drain, run_sink
-from workers.run_sink import Standing
+from workers.sink.run_sink import Standing
 
 Ask = Callable[..., Ended]
 POINTS = ["forget.begun", "forget.swept", "forget.swept:3", "forget.emptied"]

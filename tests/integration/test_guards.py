@@ -27,10 +27,10 @@ from tests.support.memory_store import MemoryStore
 from tests.support.queue_world import QueueWorld
 from tests.support.run_world import RUN, World
 from tests.support.sinks import expire_lease, partition_sink
-from workers.desk import RedisDesk
-from workers.finisher import Finisher
-from workers.holdings import Holdings
-from workers.keeper import Keeper
+from workers.engine.desk import RedisDesk
+from workers.engine.finisher import Finisher
+from workers.engine.holdings import Holdings
+from workers.engine.keeper import Keeper
 
 LEASE_MS = 60_000
 

@@ -22,7 +22,7 @@ from tests.support.queue_world import MARK_BYTES, QueueWorld
 from tests.support.redis_server import RedisServer
 from tests.support.run_world import World
 from tests.support.sinks import run_sink
-from workers.run_sink import Standing
+from workers.sink.run_sink import Standing
 
 ALIKE = ("a", "a.b", "a-1", "ab", "a_l_0")
 """Names of which one is the beginning of another, with every character that a name may have."""

@@ -20,7 +20,7 @@ from tests.support.server_process import wait_until
 from tests.support.sink_process import SinkProcess
 from tests.support.sinks import run_sink
 from tests.support.skips import skip_cannot_run
-from workers.eligible import Eligible
+from workers.engine.eligible import Eligible
 
 Ask = Callable[..., Ended]
 

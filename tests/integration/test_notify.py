@@ -25,7 +25,7 @@ from tests.support.run_world import RUN, World
 from tests.support.server_process import wait_until
 from tests.support.sink_process import SinkProcess
 from tests.support.sinks import drain, run_sink
-from workers.progress import ProgressWriter
+from workers.sink.progress import ProgressWriter
 
 
 @pytest.fixture

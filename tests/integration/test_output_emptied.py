@@ -21,7 +21,7 @@ from tests.support.s3 import S3Server
 from tests.support.server_process import wait_until
 from tests.support.sink_process import SinkProcess
 from tests.support.sinks import drain, expire_lease, run_sink
-from workers.run_sink import Standing
+from workers.sink.run_sink import Standing
 
 
 @pytest.fixture(params=["directory", "bucket"])

@@ -32,8 +32,8 @@ from tests.support.sinks import (
     standing_intent,
     watching,
 )
-from workers.batch import Place, build
-from workers.run_sink import Standing
+from workers.sink.batch import Place, build
+from workers.sink.run_sink import Standing
 
 POINTS = [
     "reconcile.adopting",

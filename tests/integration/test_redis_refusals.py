@@ -14,7 +14,7 @@ from tests.support.queue_world import QueueWorld
 from tests.support.redis_contents import contents
 from tests.support.redis_server import RedisServer, flavours
 from tests.support.server_process import free_port, wait_until
-from workers.eligible import Eligible
+from workers.engine.eligible import Eligible
 
 FLAVOURS = pytest.mark.parametrize("flavour", flavours())
 

@@ -15,7 +15,7 @@ from tests.support.producer_cli import Ended, producer
 from tests.support.redis_server import RedisServer
 from tests.support.run_world import RUN, World
 from tests.support.sinks import drain, run_sink
-from workers.run_sink import Standing
+from workers.sink.run_sink import Standing
 
 Ask = Callable[..., Ended]
 

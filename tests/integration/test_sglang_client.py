@@ -13,7 +13,7 @@ from common.errors import ServerUnusableError, UsageError
 from common.models import Params
 from tests.support.scripted_server import Reply, Step, answer, scripted_server
 from tests.support.server_process import free_port
-from workers.faults import (
+from workers.client.faults import (
     AnswerTooLargeError,
     AttemptError,
     AttemptTimeoutError,
@@ -24,10 +24,10 @@ from workers.faults import (
     ServerGoneError,
     classify,
 )
-from workers.probe import is_alive
-from workers.requests import Request, build_request, read_prompt
-from workers.sglang import SGLangClient
-from workers.transport import MAX_ANSWER_BYTES
+from workers.client.probe import is_alive
+from workers.client.requests import Request, build_request, read_prompt
+from workers.client.sglang import SGLangClient
+from workers.client.transport import MAX_ANSWER_BYTES
 
 RECORDED = Path(__file__).parents[1] / "data" / "sglang_errors"
 PAGES = json.loads((RECORDED / "pages.json").read_text())
@@ -188,7 +188,7 @@ async def test_a_machine_without_room_for_a_connection_blames_itself(
 
     async with scripted_server("ok") as server, SGLangClient(server.url, slots=1) as client:
         with monkeypatch.context() as patch:
-            patch.setattr("workers.transport.socket.socket", no_socket)
+            patch.setattr("workers.client.transport.socket.socket", no_socket)
             with pytest.raises(LocalLimitError, match=told) as limited:
                 await client.generate(request(1), 5)
         again = await client.generate(request(2), 5)

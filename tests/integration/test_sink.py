@@ -28,8 +28,8 @@ from tests.support.sinks import (
     standing_intent,
     watching,
 )
-from workers.batch import Limits, Place, build
-from workers.run_sink import Standing
+from workers.sink.batch import Limits, Place, build
+from workers.sink.run_sink import Standing
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from tests.support.redis_server import RedisServer
 from tests.support.rewind import rewind, save_point
 from tests.support.run_world import RUN, World
 from tests.support.sinks import KilledError, drain
-from workers.batch import Limits
-from workers.run_sink import RunSink
+from workers.sink.batch import Limits
+from workers.sink.run_sink import RunSink
 
 MOST_PROMPTS = 40
 PARTITIONS = 2

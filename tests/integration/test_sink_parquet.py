@@ -22,7 +22,7 @@ from producer.objects import fault_of, load
 from tests.support.run_world import World
 from tests.support.sinks import drain, expire_lease, killed_at, partition_sink, run_sink
 from tests.support.skips import skip_cannot_run
-from workers.run_sink import Standing
+from workers.sink.run_sink import Standing
 
 PYARROW = importlib.util.find_spec("pyarrow") is not None
 

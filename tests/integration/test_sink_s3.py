@@ -24,9 +24,9 @@ from tests.support.s3 import S3Server
 from tests.support.s3_proxy import Fault, FaultProxy, Request
 from tests.support.server_process import wait_until
 from tests.support.sink_process import SinkProcess
-from workers.answers import Answer
-from workers.requests import build_request, read_prompt
-from workers.rows import Completion, completion_row
+from workers.client.answers import Answer
+from workers.client.requests import build_request, read_prompt
+from workers.client.rows import Completion, completion_row
 
 PREFIX = "team/run"
 LIMIT_S = 120.0

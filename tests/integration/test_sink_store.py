@@ -20,7 +20,7 @@ from tests.support.sinks import (
     partition_sink,
     run_sink,
 )
-from workers.run_sink import Standing
+from workers.sink.run_sink import Standing
 
 LIMIT_S = 60.0
 

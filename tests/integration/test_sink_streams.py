@@ -24,7 +24,7 @@ from tests.support.sinks import (
     run_sink,
 )
 from tests.support.skips import skip_cannot_run
-from workers.run_sink import Standing
+from workers.sink.run_sink import Standing
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from tests.support.redis_server import RedisServer
 from tests.support.server_process import ServerProcess, wait_until
 from tests.support.skips import skip_cannot_run
 from tests.support.watching import QUICK_SINK, exit_code, members, open_now
+from workers.engine.stopping import ABORTS_S
 from workers.options import DEFAULT_GRACE_S
-from workers.stopping import ABORTS_S
 from workers.timing import Timing
 
 pytestmark = pytest.mark.timeout(240)

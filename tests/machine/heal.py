@@ -9,7 +9,7 @@ from producer.meter import Meter
 from producer.verify import verify
 from tests.machine.process import GOOD
 from tests.machine.world import RUNS, World
-from workers.run_sink import Standing
+from workers.sink.run_sink import Standing
 
 if TYPE_CHECKING:
     from tests.machine.machine import Machine

@@ -20,7 +20,7 @@ from common.errors import HeadraceError, StoreUnusableError
 from common.queue.sinklease import PartitionLostError
 from common.store import ObjectStore, StoredObject
 from tests.support.sinks import KilledError
-from workers.partition import BatchRefusedError
+from workers.sink.partition import BatchRefusedError
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from common.restore import audit_and_restore
 from tests.machine.process import GOOD, Deed, Fate, Process
 from tests.machine.rules_base import ENDS, FATES, RULE_RUNS, SINKS, WORKERS, hit, often
 from tests.machine.rules_workers import WorkerRules
-from workers.run_sink import RunSink, Standing
+from workers.sink.run_sink import RunSink, Standing
 
 
 class SinkRules(WorkerRules):

@@ -14,9 +14,9 @@ from common.queue import Jobs, SlotReply
 from common.queue.jobs import SLOT_TTL_MS
 from tests.machine.model import Answer, RunModel
 from tests.machine.process import Process
-from workers.answers import Answer as ServerAnswer
-from workers.requests import build_request, read_prompt
-from workers.rows import Completion, Failure, Origin, completion_row, failure_row
+from workers.client.answers import Answer as ServerAnswer
+from workers.client.requests import build_request, read_prompt
+from workers.client.rows import Completion, Failure, Origin, completion_row, failure_row
 
 BOUND = 3
 MARGIN_MS = 2_000
@@ -43,7 +43,7 @@ class Worker:
     """One process of a worker group.
 
     Attributes:
-        ready, open, unsent, returning: Where its jobs are; see `workers.holdings`.
+        ready, open, unsent, returning: Where its jobs are; see `workers.engine.holdings`.
         frozen: How many more times it does nothing when it is told to.
     """
 

@@ -29,8 +29,8 @@ from tests.machine.process import CURRENT, GOOD, Deed, Fate, Process, StuckError
 from tests.machine.workers import POISON, Server, Worker
 from tests.support.memory_store import MemoryStore
 from tests.support.redis_server import RedisServer
-from workers.batch import Limits
-from workers.run_sink import RunSink
+from workers.sink.batch import Limits
+from workers.sink.run_sink import RunSink
 
 RUNS = ("alpha", "beta")
 HITS: Counter[str] = Counter()

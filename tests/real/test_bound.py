@@ -14,8 +14,8 @@ import pytest
 from tests.real.conftest import ServerWith
 from tests.real.pipeline import CONCURRENCY, MAMBA_LIMITED, Pipeline, as_chat, human_eval, say
 from tests.real.server import RealServer, Seen, most_open, open_over_time
-from workers.loads import ServerIdentity, ServerLoad
-from workers.sglang import SGLangClient
+from workers.client.sglang import SGLangClient
+from workers.servers.loads import ServerIdentity, ServerLoad
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

@@ -17,9 +17,9 @@ from common.connect import server_run_id
 from common.queue import Groups, Jobs
 from tests.support.queue_world import QueueWorld
 from tests.support.scripted_server import ScriptedServer
-from workers.caretaker import Caretaker
-from workers.eligible import Eligible
-from workers.engine import Engine
+from workers.engine.caretaker import Caretaker
+from workers.engine.eligible import Eligible
+from workers.engine.engine import Engine
 from workers.options import GroupOptions, slots_server
 from workers.timing import Timing
 

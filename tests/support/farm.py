@@ -1,7 +1,8 @@
 """A few worker groups in one process on a real queue, with servers that die when a test says so.
 
-The queue is real, and so is the verdict (`workers.outcomes.convicts`); what is played are servers
-and time: a prompt takes one to three ticks, and a group whose server died is back one tick later.
+The queue is real, and so is the verdict (`workers.prompt.outcomes.convicts`); what is played are
+servers and time: a prompt takes one to three ticks, and a group whose server died is back one
+tick later.
 """
 
 from collections.abc import Callable
@@ -9,8 +10,8 @@ from collections.abc import Callable
 from common.models import Claim
 from common.queue import Jobs
 from tests.support.queue_world import QueueWorld
-from workers.holdings import Open, Ready
-from workers.outcomes import convicts
+from workers.engine.holdings import Open, Ready
+from workers.prompt.outcomes import convicts
 
 Dies = Callable[[set[int], bool], bool]
 """Whether a server dies with these prompts open; the flag says that it is one tried alone."""

@@ -25,10 +25,10 @@ from common.models import (
 from common.store import ObjectStore
 from common.store.frames import compress, digest_name
 from producer.adding import OBJECT_ROWS
-from workers.answers import Answer
-from workers.batch import Place, build
-from workers.requests import build_request, read_prompt
-from workers.rows import Completion, Failure, Origin, completion_row, failure_row
+from workers.client.answers import Answer
+from workers.client.requests import build_request, read_prompt
+from workers.client.rows import Completion, Failure, Origin, completion_row, failure_row
+from workers.sink.batch import Place, build
 
 RUN = "demo"
 UID = "0" * 31 + "1"

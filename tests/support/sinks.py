@@ -8,9 +8,9 @@ import msgspec
 from common import crashpoints, names
 from common.queue.sinklease import Intent, PartitionLease, new_token
 from tests.support.run_world import World
-from workers.batch import Limits
-from workers.partition import PartitionSink
-from workers.run_sink import RunSink, Standing
+from workers.sink.batch import Limits
+from workers.sink.partition import PartitionSink
+from workers.sink.run_sink import RunSink, Standing
 
 
 class KilledError(BaseException):

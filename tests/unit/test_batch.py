@@ -9,7 +9,7 @@ from common.manifests import identity
 from common.models import Entry, Outcome
 from common.reader import key_line, parse_key_line
 from common.store.frames import decompress
-from workers.batch import Limits, Place, Waiting, build, due, record_of
+from workers.sink.batch import Limits, Place, Waiting, build, due, record_of
 
 LIMITS = Limits(bytes=1000, rows=10, seconds=600, first_seconds=60)
 PLACE = Place(uid="u", partition=0, seq=7)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.capacity import DEFAULT_CAP, backlog_of, bound_of, cap_from_log
-from workers.loads import (
+from workers.servers.capacity import DEFAULT_CAP, backlog_of, bound_of, cap_from_log
+from workers.servers.loads import (
     ServerLoad,
     combined,
     load_of_get_load,
@@ -17,7 +17,7 @@ from workers.loads import (
     load_of_loads,
     read_identity,
 )
-from workers.metrics_page import load_of_metrics
+from workers.servers.metrics_page import load_of_metrics
 
 RECORDED = Path(__file__).parents[1] / "data" / "sglang_errors" / "pages.json"
 PAGES = {

@@ -14,12 +14,12 @@ from common.ids import fingerprint_of, key_of
 from common.models import Choice, Claim, Params, Prompt, Turn, Usage
 from producer.evidence import AFTER_FP, RowError, accepted_line, completion_line, failure_line
 from producer.prompts.turns import all_turns
-from workers.answers import Answer
-from workers.faults import Kind, Verdict
-from workers.outcomes import failed
-from workers.requests import build_request, read_prompt
-from workers.rows import Completion, Origin, completion_row
-from workers.turns import Conversation
+from workers.client.answers import Answer
+from workers.client.faults import Kind, Verdict
+from workers.client.requests import build_request, read_prompt
+from workers.client.rows import Completion, Origin, completion_row
+from workers.prompt.outcomes import failed
+from workers.prompt.turns import Conversation
 
 ORIGIN = Origin(server="http://s", model="m", server_version="0")
 USAGE = Usage(prompt_tokens=1, completion_tokens=2)

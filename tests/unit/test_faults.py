@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from common.models import Endpoint, Params
 from tests.support.scripted_server import answer
-from workers.answers import BadAnswerError, read_answer
-from workers.clamp import clamped_request
-from workers.faults import (
+from workers.client.answers import BadAnswerError, read_answer
+from workers.client.clamp import clamped_request
+from workers.client.faults import (
     AnswerTooLargeError,
     AttemptTimeoutError,
     Kind,
@@ -24,8 +24,8 @@ from workers.faults import (
     classify,
     wait_s,
 )
-from workers.requests import Request, build_request, read_prompt
-from workers.tolerant import error_text
+from workers.client.requests import Request, build_request, read_prompt
+from workers.client.tolerant import error_text
 
 RECORDED = Path(__file__).parents[1] / "data" / "sglang_errors"
 ERRORS = json.loads((RECORDED / "errors.json").read_text())

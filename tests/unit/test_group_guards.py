@@ -11,15 +11,15 @@ import pytest
 from common.models import Claim, Params, RunRecord
 from common.queue import SlotReply
 from common.queue.jobs import Holder
-from workers import keeper as keeper_module
-from workers.desk import RedisDesk
-from workers.engine import Engine
-from workers.holdings import Holdings, Open, Ready
-from workers.keeper import Keeper
-from workers.lives import process_start
-from workers.outcomes import Returned
-from workers.returns import Returns
-from workers.rids import Rids
+from workers.engine import keeper as keeper_module
+from workers.engine.desk import RedisDesk
+from workers.engine.engine import Engine
+from workers.engine.holdings import Holdings, Open, Ready
+from workers.engine.keeper import Keeper
+from workers.engine.lives import process_start
+from workers.engine.returns import Returns
+from workers.engine.rids import Rids
+from workers.prompt.outcomes import Returned
 from workers.timing import Timing
 
 

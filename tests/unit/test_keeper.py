@@ -8,9 +8,9 @@ import pytest
 
 from common.errors import RedisUnusableError
 from common.queue import SlotReply
-from workers.core import Core
-from workers.endings import Endings
-from workers.keeper import Keeper
+from workers.engine.core import Core
+from workers.engine.endings import Endings
+from workers.engine.keeper import Keeper
 from workers.timing import Timing
 
 

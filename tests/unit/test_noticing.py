@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from common.quality import LEAST_ANSWERS
-from workers.noticing import Noticing, Tally
+from workers.prompt.noticing import Noticing, Tally
 
 
 def test_what_is_odd_is_said_once_a_run_from_enough_answers_on(

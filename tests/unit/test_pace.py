@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.pace import Ramp, Throughput, prefetch_target
+from workers.engine.pace import Ramp, Throughput, prefetch_target
 
 
 def fill(ramp: Ramp, *, begin_s: float, seconds: float) -> list[float]:

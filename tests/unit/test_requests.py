@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from common.errors import ServerUnusableError
 from common.models import Endpoint, Params, Prompt
-from workers.clamp import clamped_request
-from workers.requests import Request, build_request, other_model, params_hash, read_prompt
+from workers.client.clamp import clamped_request
+from workers.client.requests import Request, build_request, other_model, params_hash, read_prompt
 
 CONTENT: dict[Endpoint, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "hello"}]},

@@ -17,10 +17,10 @@ from common.models import (
     Params,
     Usage,
 )
-from workers import rows
-from workers.answers import Answer
-from workers.requests import build_request, params_hash, read_prompt
-from workers.rows import (
+from workers.client import rows
+from workers.client.answers import Answer
+from workers.client.requests import build_request, params_hash, read_prompt
+from workers.client.rows import (
     Completion,
     Failure,
     Origin,

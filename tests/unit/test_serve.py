@@ -10,7 +10,7 @@ import pytest
 from common.errors import RedisUnusableError
 from common.models import Claim, KeptTurns, Params, Result
 from tests.support.scripted_server import answer
-from workers.faults import (
+from workers.client.faults import (
     AttemptError,
     AttemptTimeoutError,
     BadEncodingError,
@@ -19,12 +19,12 @@ from workers.faults import (
     ServerAnswer,
     ServerGoneError,
 )
-from workers.holdings import Open, Ready
-from workers.outcomes import Returned, convicts
-from workers.requests import Request
-from workers.rids import Rids
-from workers.rows import Origin
-from workers.serve import Prompter
+from workers.client.requests import Request
+from workers.client.rows import Origin
+from workers.engine.holdings import Open, Ready
+from workers.engine.rids import Rids
+from workers.prompt.outcomes import Returned, convicts
+from workers.prompt.serve import Prompter
 
 PROMPT = b'{"id":"a","line":1,"endpoint":"chat","body":{"messages":[]}}'
 PARAMS = Params(max_tokens=16)

@@ -20,11 +20,11 @@ from tests.unit.test_serve import (
     job,
     serve,
 )
-from workers import serving
-from workers.faults import ServerAnswer
-from workers.outcomes import Returned
-from workers.requests import read_prompt
-from workers.turns import Conversation
+from workers.client.faults import ServerAnswer
+from workers.client.requests import read_prompt
+from workers.prompt import serving
+from workers.prompt.outcomes import Returned
+from workers.prompt.turns import Conversation
 
 SYSTEM, A, B, C = (
     {"role": role, "content": text}

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from common.models import Choice, Endpoint, Params
-from workers.clamp import clamped_request
-from workers.faults import Kind, ServerAnswer, Verdict, classify
-from workers.requests import Request, build_request, read_prompt
-from workers.token_ids import lacking
+from workers.client.clamp import clamped_request
+from workers.client.faults import Kind, ServerAnswer, Verdict, classify
+from workers.client.requests import Request, build_request, read_prompt
+from workers.client.token_ids import lacking
 
 RECORDED = Path(__file__).parents[1] / "data" / "sglang" / "0.5.23"
 BODIES: dict[Endpoint, dict[str, Any]] = {

@@ -10,10 +10,10 @@ import pytest
 from common.errors import RedisFullError, RedisUnusableError
 from common.models import KeptTurns
 from common.queue import Jobs
-from workers.desk import RedisDesk
-from workers.holdings import Holdings
-from workers.returns import Returns
-from workers.turnkeeper import TurnKeeper
+from workers.engine.desk import RedisDesk
+from workers.engine.holdings import Holdings
+from workers.engine.returns import Returns
+from workers.engine.turnkeeper import TurnKeeper
 
 KEY = ("r", b"k" * 16)
 
@@ -96,7 +96,7 @@ async def test_an_outage_is_told_at_once_and_the_newest_turns_are_sent_after_it(
 async def test_turns_that_redis_does_not_know_yet_are_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("workers.turnkeeper.AGAIN_S", 0.01)
+    monkeypatch.setattr("workers.engine.turnkeeper.AGAIN_S", 0.01)
     async with running("untaught", "untaught", "ok") as world:
         assert await world.keeper.keep(turns(b"1\n")) == "untaught"
 

@@ -13,12 +13,13 @@ from typing import Any, cast
 import pytest
 from typing_extensions import override
 
-from workers import probe, watch
-from workers.faults import AttemptError, ServerAnswer
-from workers.loads import ServerIdentity, ServerLoad
-from workers.requests import Request
+from workers.client import probe
+from workers.client.faults import AttemptError, ServerAnswer
+from workers.client.requests import Request
+from workers.servers import watch
+from workers.servers.loads import ServerIdentity, ServerLoad
+from workers.servers.watch import ServerWatch
 from workers.timing import Timing
-from workers.watch import ServerWatch
 
 TEN_MINUTES_S = 600.0
 LONGEST_STALL_S = 90.0

@@ -14,8 +14,8 @@ from common.options import LOG_LEVEL, NOTIFY, REDIS, grace
 from common.queue.rights import refuse_missing_rights
 from common.stops import Stopped, on_stop, warn_of_shell
 from common.store.frames import MOST_BATCH_BYTES
-from workers.batch import Limits
-from workers.sink import Sink, SinkOptions
+from workers.sink.batch import Limits
+from workers.sink.sink import Sink, SinkOptions
 
 log = logging.getLogger(__name__)
 

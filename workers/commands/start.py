@@ -13,6 +13,7 @@ from common.logs import set_up_logs
 from common.options import LOG_LEVEL, REDIS, grace
 from common.stops import warn_of_shell
 from workers.group import SlotWorker
+from workers.node.processes import Child, own_command, supervise, watched_by
 from workers.options import (
     DEFAULT_GRACE_S,
     DEFAULT_RAMP,
@@ -22,7 +23,6 @@ from workers.options import (
     server_url,
     this_host,
 )
-from workers.processes import Child, own_command, supervise, watched_by
 from workers.timing import timing_from_environment
 
 

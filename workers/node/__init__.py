@@ -1,0 +1,1 @@
+"""The processes of one machine: started, watched, told to stop."""

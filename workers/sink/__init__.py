@@ -1,0 +1,1 @@
+"""From the result streams to the store."""
