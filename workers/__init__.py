@@ -21,6 +21,7 @@ way back. Its lease is renewed until it has left them all.
     servers/                       what a server is and says of itself
       watch                        is it there and working
       loads metrics_page capacity  its own figures; how many requests it should hold
+      records                      what its supervisor writes down here, and is asked
     sink/                          from stream to store: `sink` all runs, `run_sink` one
     node/                          the processes of one machine: a child a worker group
     simulator/                     a stand-in for SGLang at the socket

@@ -1,7 +1,6 @@
 """Write progress.json: every few seconds to a file, every minute to an output that is far away."""
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from common.errors import HeadraceError, RedisUnusableError
 from common.models import RunRecord
 from common.notify import Notifier
 from common.quality import oddities
+from common.replacing import replace_file
 from common.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class ProgressWriter:
         data = msgspec.json.encode(figures)
         path = self._state_dir / name / names.PROGRESS
         try:
-            _replace(path, data)
+            replace_file(path, data)
         except OSError as error:
             self._say_unwritten(run.record, OSError(error.errno, f"{path}: {error.strerror}"))
         else:
@@ -132,17 +132,3 @@ class ProgressWriter:
             if (read.record.uid, flag) not in self._said:
                 self._said.add((read.record.uid, flag))
                 log.warning("run %s: %s", read.record.run, text)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file at one instant: a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own that nobody can foresee: it leads nowhere else, and is no other sink's.
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    try:
-        with beside.open("xb") as file:
-            file.write(data)
-        beside.replace(path)
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
