@@ -20,7 +20,8 @@ way back. Its lease is renewed until it has left them all.
     client/                        the wire to SGLang (`sglang`), and whose fault it is (`faults`)
     servers/                       what a server is and says of itself
       watch                        is it there and working
-      loads metrics_page capacity  its own figures; how many requests it should hold
+      loads metrics_page log_lines what it says of itself, by pages and by its log
+      capacity                     how many requests it should hold
       records                      what its supervisor writes down here, and is asked
     sink/                          from stream to store: `sink` all runs, `run_sink` one
     node/                          the processes of one machine: a child a worker group
