@@ -25,7 +25,7 @@ way back. Its lease is renewed until it has left them all.
       records                      what its supervisor writes down here, and is asked
     sink/                          from stream to store: `sink` all runs, `run_sink` one
     node/                          the processes of one machine: a child a worker group
-    simulator/                     a stand-in for SGLang at the socket
+    simulator/                     a stand-in for SGLang at the socket, and as a program
 
 When something fails:
 

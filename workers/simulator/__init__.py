@@ -13,6 +13,9 @@ at the pace of a throughput model or of a latency distribution, and fail on requ
     faults    what was armed, and whom it hits; control arms it over HTTP
     journal   one line at a request's begin and one at its end; log reads them back
     launch    starts all this as a process of its own, for tests and benchmarks
+    launched  one server as SGLang's own command line starts it, with a `scheduler` child process;
+              sglang_flags has the command line of each version
+    environment  a python whose `sglang` is that, for whoever starts servers
 
 What tests may rely on:
     - An answer's text starts with `sim:<hash> `, the hash of its own request (`hashing`), so an
@@ -29,5 +32,7 @@ Decisions:
       the start (virtual time). A request ends when it passes the number drawn for it, so a change
       of the batch costs one heap operation, whatever runs. Latency distributions are the same with
       a pace of one second per second.
+    - A launched server takes SGLang's flags, and all else from the variables of `workers simulate`
+      (HEADRACE_SIM_SPEED …): who starts it can not tell it from a real one.
     - Not simulated: streaming, log-probabilities, tool calls, LoRA, prefill time, speculation.
 """

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -291,14 +292,7 @@ def simulate(
     Faults: POST /_sim/faults to a server, or to the control port that --json prints. Counts: GET
     /_sim/state. `python -m pydoc workers.simulator.faults` lists the faults.
     """
-    if options["answer_tokens"] is None:
-        short = options["latency"] is not None
-        options["answer_tokens"] = parse_distribution("64" if short else "lognormal:3150:0.8")
-    try:
-        plain = msgspec.to_builtins({**options, "slow": dict(slow), "info": dict(info)})
-        settings = msgspec.convert(plain, Settings)
-    except msgspec.ValidationError as error:
-        raise click.UsageError(str(error)) from error
+    settings = settings_from({**options, "slow": dict(slow), "info": dict(info)})
 
     def announce(simulator: Simulator) -> None:
         for server in simulator.servers:
@@ -317,6 +311,25 @@ def simulate(
         raise click.ClickException(f"cannot listen or write the log: {error}") from error
     if stopped_by is not None:
         raise SystemExit(128 + stopped_by)
+
+
+def settings_from(options: Mapping[str, Any]) -> Settings:
+    """Check what the command's flags say together.
+
+    Args:
+        options: Their values by name, `slow` and `info` as mappings.
+
+    Raises:
+        click.UsageError: A value that no server can have.
+    """
+    said = dict(options)
+    if said["answer_tokens"] is None:
+        short = said["latency"] is not None
+        said["answer_tokens"] = parse_distribution("64" if short else "lognormal:3150:0.8")
+    try:
+        return msgspec.convert(msgspec.to_builtins(said), Settings)
+    except msgspec.ValidationError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _summary(ports: list[int], control_port: int, cap: int) -> dict[str, Any]:

@@ -117,15 +117,15 @@ def _arguments(settings: Settings, port: int) -> Json:
         "mamba_full_memory_ratio": 0.9,
         "mamba_ssm_dtype": None,
         "mamba_track_interval": 256,
-        strategy: settings.strategy,
-        "disable_radix_cache": False,
-        "disable_overlap_schedule": settings.strategy == "no_buffer",
+        strategy: "auto" if settings.strategy == "no_radix" else settings.strategy,
+        "disable_radix_cache": settings.strategy == "no_radix",
+        "disable_overlap_schedule": settings.strategy == "no_buffer" or not settings.overlap,
         "chat_template": None,
         "reasoning_parser": "qwen3" if settings.reasoning else None,
         "tool_call_parser": None,
         "sampling_defaults": "model",
         "preferred_sampling_params": None,
-        "enable_metrics": True,
+        "enable_metrics": settings.metrics,
         "enable_cache_report": False,
         "enable_deterministic_inference": False,
         "decode_log_interval": 40,
@@ -134,6 +134,7 @@ def _arguments(settings: Settings, port: int) -> Json:
         "api_key": settings.api_key,
         "admin_api_key": None,
         "weight_version": "default",
+        **settings.arguments,
     }
 
 
@@ -151,7 +152,7 @@ def loads(settings: Settings, engine: Engine) -> Json:
         "max_total_num_tokens": settings.kv_tokens,
         "max_running_requests": engine.pool.cap,
         "token_usage": round(used / settings.kv_tokens, 4),
-        "gen_throughput": round(engine.tokens_per_s, 2),
+        "gen_throughput": round(engine.tokens_per_s, 2) if settings.metrics else 0.0,
         "cache_hit_rate": 0.0,
         "utilization": 0.0,
     }

@@ -13,12 +13,14 @@ class Tally:
         served: Answers sent, whatever they said.
         open: Requests whose client is waiting now.
         max_open: The most that there have been at once.
+        refused: Requests answered with 400.
     """
 
     def __init__(self) -> None:
         self.served = 0
         self.open = 0
         self.max_open = 0
+        self.refused = 0
 
 
 @dataclass(slots=True)

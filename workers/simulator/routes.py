@@ -46,7 +46,6 @@ class Routes:
         self._gets: dict[str, _Answer] = {
             "/health": self._health,
             "/health_generate": self._health,
-            "/metrics": self._metrics,
             "/v1/models": self._models,
             "/model_info": self._model_info,
             "/get_model_info": self._model_info,
@@ -61,6 +60,8 @@ class Routes:
             "/tokenize": self._tokenize,
             "/flush_cache": self._flush_cache,
         }
+        if settings.metrics:
+            self._gets["/metrics"] = self._metrics
         if settings.version >= _READY_VERSION:
             self._gets["/ready"] = self._ready
         if settings.version < _NO_GET_LOAD_VERSION:

@@ -181,6 +181,7 @@ class Serving:
         tally = self.record.tally
         tally.open -= 1
         tally.served += outcome not in _UNANSWERED
+        tally.refused += outcome == "http_400"
         self.record.journal.end(self.record.port, ident, outcome=outcome)
 
     # --- what comes in between -------------------------------------------------------------------

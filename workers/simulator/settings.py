@@ -11,14 +11,17 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 
-Strategy = Literal["no_buffer", "extra_buffer"]
+Strategy = Literal["no_buffer", "extra_buffer", "extra_buffer_lazy", "no_radix"]
 
-# Mamba states in the pool, reserved by a running request, and really used by it: fitted to the
-# run of design.md §1 (caps 72 and 32; usage 0.61 at 32 requests).
+# Mamba states in the pool, reserved by a running request, and really used by it: the first two
+# fitted to the run of design.md §1 (caps 72 and 32; usage 0.61 at 32 requests).
 STATES: dict[Strategy, tuple[int, int, int]] = {
     "no_buffer": (216, 3, 2),
     "extra_buffer": (160, 5, 3),
+    "extra_buffer_lazy": (160, 4, 2),
+    "no_radix": (216, 1, 1),
 }
+_RESERVED_WITHOUT_OVERLAP = 4
 
 
 @functools.cache
@@ -35,7 +38,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ports: The ports one by one, instead of `servers` and `port`.
         sglang_version: Whose shapes to answer in, e.g. `0.5.23` or `0.5.12.post1`.
         model: Served model name.
-        strategy: Mamba radix cache strategy; decides the pool and so the cap.
+        strategy: Mamba radix cache strategy; decides the pool and so the cap. `no_radix` is none:
+            the radix cache is off.
+        overlap: Whether the scheduler overlaps with the GPU; extra_buffer reserves less without.
         cap: Requests that may run at once; None derives it from the pool.
         max_running_requests: What the operator asked for; lowers the cap, never raises it.
         mamba_states: States in the pool; None takes the strategy's.
@@ -52,6 +57,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         reasoning: Answer with reasoning_content, as with a reasoning parser.
         dirty: Append to every answer what random models give: NUL, U+FFFD, lone surrogates.
         tokens_per_char: Tokens of a prompt per character of it.
+        metrics: Whether /metrics is there, as with --enable-metrics.
+        arguments: What else /server_info says of the server's arguments.
         api_key: Bearer key that requests must carry; None: open.
         keep_alive_s: Idle seconds after which a connection is closed (real time).
         disconnect_poll_s: Seconds until the server notices that a client has gone.
@@ -68,6 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sglang_version: str = "0.5.23"
     model: str = "tiny"
     strategy: Strategy = "no_buffer"
+    overlap: bool = True
     cap: PositiveInt | None = None
     max_running_requests: PositiveInt | None = None
     mamba_states: PositiveInt | None = None
@@ -86,6 +94,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reasoning: bool = False
     dirty: bool = False
     tokens_per_char: Positive = 0.25
+    metrics: bool = True
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
     api_key: str | None = None
     keep_alive_s: Positive = 5.0
     disconnect_poll_s: NonNegative = 4.0
@@ -105,6 +115,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def pool(self) -> "MambaPool":
         """The mamba pool that these settings give."""
         states, reserved, used = STATES[self.strategy]
+        if self.strategy == "extra_buffer" and not self.overlap:
+            reserved = _RESERVED_WITHOUT_OVERLAP
+        if self.strategy == "no_radix":
+            states = self.max_running_requests or states
         states = self.mamba_states or states
         if self.cap is not None:
             # A cap that was asked for outright is granted; the pool grows to hold it.

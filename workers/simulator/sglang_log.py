@@ -8,6 +8,7 @@ low, as in the real log.
 
 import asyncio
 import os
+import sys
 import time
 
 from workers.simulator.engine import Engine
@@ -19,6 +20,8 @@ _DECODE_INTERVAL_STEPS = 40
 _SHORTEST_S = 0.01
 _LARGEST_GRAPH = 256
 _WARNING_VERSION = (0, 5, 18)
+TO_STDERR = "-"
+"""Stands for stderr in the place of a file's name."""
 
 
 class SglangLog:
@@ -36,13 +39,17 @@ class SglangLog:
         self._timer: asyncio.TimerHandle | None = None
         self._retractions = 0
 
-    def attach(self, server: SimulatedServer) -> None:
-        """Write the lines of a start, and from now on those of this server's new engine."""
+    def attach(self, server: SimulatedServer, *, fired_up: bool = True) -> None:
+        """Write the lines of a start, and from now on those of this server's new engine.
+
+        Args:
+            server: Whose.
+            fired_up: Whether it is ready, and so says it.
+        """
         if server.serving is None:
             return
         if self._file < 0:
-            path = log_path(self._pattern, server, servers=len(self._settings.all_ports))
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = self._opened(server)
         self._engine = server.serving.engine
         self._engine.on_admitted = self._admitted
         self._generated = self._retractions = 0
@@ -64,11 +71,17 @@ class SglangLog:
             f"max_prefill_tokens=16384, max_running_requests={pool.cap}, "
             f"context_len={settings.context_length}, available_gpu_mem=9.80 GB"
         )
-        self._write("The server is fired up and ready to roll!")
+        if fired_up:
+            self._write("The server is fired up and ready to roll!")
+
+    def _opened(self, server: SimulatedServer) -> int:
+        if self._pattern == TO_STDERR:
+            return sys.stderr.fileno()
+        path = log_path(self._pattern, server, servers=len(self._settings.all_ports))
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def _write(self, line: str) -> None:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        os.write(self._file, f"[{stamp}] {line}\n".encode())
+        os.write(self._file, stamped(line))
 
     # --- prefill ---------------------------------------------------------------------------------
 
@@ -131,6 +144,11 @@ class SglangLog:
             f"cuda graph: {running <= _LARGEST_GRAPH}, gen throughput (token/s): {rate:.2f}, "
             f"#queue-req: {len(engine.waiting)}"
         )
+
+
+def stamped(line: str) -> bytes:
+    """Write a line as SGLang's log has it, with its time."""
+    return f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {line}\n".encode()
 
 
 def log_path(pattern: str, server: SimulatedServer, *, servers: int) -> str:
