@@ -22,7 +22,7 @@ SHELL_FILES = $(shell find .ci deploy tests bench -type f \( -path .ci/run -o -n
 .DEFAULT_GOAL := help
 # `check` runs the cheap ones first, also under -j; and pytest's summary must come last.
 .NOTPARALLEL:
-.PHONY: help install demo format lint types imports test faults chaos soak cases real bench check lock clean mutants
+.PHONY: help install demo format lint types imports test faults chaos soak cases real wheels bench check lock clean mutants
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ mutants: install ## Take away each guard of the protocol in turn: its test must 
 
 real: install ## Against a real SGLang server on this machine's CPU
 	bash tests/real/run.sh
+
+wheels: install ## Compare the record of SGLang's flags with the wheels (ARGS=--write: write it anew)
+	$(PY) -m tests.sglang_flags $(ARGS)
 
 bench: install ## The benchmarks, beside their peers
 	$(PY) -m bench

@@ -22,6 +22,7 @@ way back. Its lease is renewed until it has left them all.
       watch                        is it there and working
       loads metrics_page log_lines what it says of itself, by pages and by its log
       capacity                     how many requests it should hold
+      versions launch_line         what SGLang's versions call things; how one is started
       records                      what its supervisor writes down here, and is asked
     sink/                          from stream to store: `sink` all runs, `run_sink` one
     node/                          the processes of one machine: a child a worker group
