@@ -17,7 +17,7 @@ export CASES
 
 # Only what is there: a checkout may come before its benchmarks do, and mypy refuses a missing one.
 TYPED := $(wildcard producer workers common tests bench)
-SHELL_FILES = $(shell find .ci deploy tests bench -type f \( -path .ci/run -o -name '*.sh' \) 2>/dev/null)
+SHELL_FILES = $(shell find .ci deploy tests bench -type f \( -path .ci/run -o -name '*.sh' -o -name '*.sbatch' -o -name headrace-do \) 2>/dev/null)
 
 .DEFAULT_GOAL := help
 # `check` runs the cheap ones first, also under -j; and pytest's summary must come last.
@@ -50,11 +50,10 @@ format: install ## Rewrite the code as the formatter wants it, and fix what ruff
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-lint: install ## The formatter's and ruff's rules; shellcheck where it is installed
+lint: install ## The formatter's and ruff's rules, and shellcheck's
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	@if command -v shellcheck >/dev/null; then shellcheck $(SHELL_FILES); \
-	else echo "shellcheck is not installed: shell files are not checked here"; fi
+	$(VENV)/bin/shellcheck $(SHELL_FILES)
 
 types: install ## mypy, strict, tests included
 	$(VENV)/bin/mypy $(TYPED)
