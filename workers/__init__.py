@@ -24,6 +24,8 @@ way back. Its lease is renewed until it has left them all.
       capacity                     how many requests it should hold
       versions launch_line         what SGLang's versions call things; how one is started
       records                      what its supervisor writes down here, and is asked
+      facts diagnosis strategies   what it was launched with; what binds, what each strategy gives
+      model_shape model_files      what a request costs, out of a model's config.json
     sink/                          from stream to store: `sink` all runs, `run_sink` one
     node/                          the processes of one machine: a child a worker group
     simulator/                     a stand-in for SGLang at the socket, and as a program

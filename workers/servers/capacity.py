@@ -4,10 +4,26 @@ The cap is what the server runs at once, after its own limits (for a hybrid mode
 pool, not what was asked for). The bound adds a small backlog, so that a slot that becomes free is
 filled by the server itself in its next step. A longer backlog gains nothing: it is lost when the
 server dies.
+
+How SGLang comes to its cap, by version:
+
+    states a request holds   no_radix 1, no_buffer 3, extra_buffer_lazy 4, extra_buffer 5 (4 where
+                             the overlap scheduler is off; before 0.5.10 where it speculates);
+                             one less for the extra buffers under SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK
+    what was asked           before 0.5.10 as it is; to 0.5.13 at most what `default_cap` gives
+                             without its second limit; from 0.5.14 half the KV pool's tokens
+    nothing asked            KV tokens / context * 512, from 2,048 to 4,096; from 0.5.10 at most
+                             half the KV pool's tokens
+    a pool of states         K / states a request, in every version
 """
 
 import re
 from typing import Literal
+
+Strategy = Literal["no_buffer", "extra_buffer", "extra_buffer_lazy", "no_radix"]
+"""How a server keeps the states of a hybrid model; `no_radix` is its prefix cache switched off."""
+
+STRATEGIES: tuple[Strategy, ...] = ("no_buffer", "extra_buffer", "extra_buffer_lazy", "no_radix")
 
 BACKLOG_MIN = 2
 DEFAULT_CAP = 32
@@ -16,6 +32,121 @@ DEFAULT_CAP = 32
 # Not the line with all arguments, which has the figure that was asked for.
 _SUMMARY = re.compile(r"\bmax_running_requests=(\d+), context_len=")
 _LOWERED = re.compile(r"max_running_requests (?:is capped to|was reduced .*? to) (\d+)")
+
+
+_BASE_STATES = 3
+_TRACKED: dict[tuple[Strategy, bool], int] = {
+    ("extra_buffer", True): 2,
+    ("extra_buffer", False): 1,
+    ("extra_buffer_lazy", True): 1,
+}
+"""States beside the base ones, by strategy and whether the overlap scheduler runs."""
+
+_SINCE: dict[Strategy, tuple[int, ...]] = {
+    "no_buffer": (0, 5, 7),
+    "extra_buffer": (0, 5, 7),
+    "extra_buffer_lazy": (0, 5, 13),
+    "no_radix": (),
+}
+_AUTO_BUFFERS_SINCE = (0, 5, 14)
+_SKIP_LOCK_SINCE = (0, 5, 18)
+_OVERLAP_COUNTS_SINCE = (0, 5, 10)
+_ASKED_CLIPPED_SINCE = (0, 5, 10)
+_ASKED_BY_TOKENS_SINCE = (0, 5, 14)
+
+LEAST_DEFAULT, MOST_DEFAULT = 2_048, 4_096
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Read a version's numbers: `0.5.12.post1` gives (0, 5, 12); an unknown one the newest."""
+    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(part or 0) for part in found.groups()) if found else (999,)
+
+
+def is_offered(strategy: Strategy, version: str) -> bool:
+    """Whether a version of SGLang knows a strategy; one that is unknown counts as the newest."""
+    return numbers_of(version) >= _SINCE[strategy]
+
+
+def resolved(told: str | None, *, version: str, overlap: bool = True) -> Strategy | None:
+    """Say which strategy a server runs by, of what its arguments say; None where they don't.
+
+    Args:
+        told: Of its arguments; `no_radix` for a prefix cache switched off.
+        version: SGLang's.
+        overlap: Whether its overlap scheduler runs.
+    """
+    if told == "auto":
+        buffers = overlap and numbers_of(version) >= _AUTO_BUFFERS_SINCE
+        return "extra_buffer" if buffers else "no_buffer"
+    return next((each for each in STRATEGIES if each == told), None)
+
+
+def states_per_request(
+    strategy: Strategy,
+    *,
+    version: str = "",
+    overlap: bool = True,
+    speculative: bool = False,
+    skip_decode_lock: bool = False,
+) -> int:
+    """Say how many states of the mamba pool a running request reserves.
+
+    Args:
+        strategy: See `Strategy`.
+        version: SGLang's; empty for the newest.
+        overlap: Whether the overlap scheduler runs.
+        speculative: Whether it decodes speculatively, which decided before 0.5.10.
+        skip_decode_lock: SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK is set in the server's environment.
+    """
+    if strategy == "no_radix":
+        return 1
+    if numbers_of(version) < _OVERLAP_COUNTS_SINCE:
+        overlap = not speculative
+    tracked = _TRACKED.get((strategy, overlap), 0)
+    skips = bool(tracked) and skip_decode_lock and numbers_of(version) >= _SKIP_LOCK_SINCE
+    return _BASE_STATES + tracked - skips
+
+
+def default_cap(kv_tokens: int, context_length: int, *, version: str = "") -> int:
+    """Say what a server that was asked for no number runs at once, before its pool of states.
+
+    Args:
+        kv_tokens: Tokens that its KV pool holds.
+        context_length: Tokens of prompt and answer together.
+        version: SGLang's; empty for the newest.
+    """
+    cap = _estimated(kv_tokens, context_length)
+    if numbers_of(version) >= _ASKED_CLIPPED_SINCE:
+        cap = min(cap, kv_tokens // 2)
+    return max(1, cap)
+
+
+def kv_cap(
+    asked: int | None, *, kv_tokens: int | None, context_length: int | None, version: str = ""
+) -> int | None:
+    """Say what a server runs at once by what was asked and its KV pool; None where unknown.
+
+    Args:
+        asked: --max-running-requests, None when nothing was asked.
+        kv_tokens: Tokens that its KV pool holds.
+        context_length: Tokens of prompt and answer together.
+        version: SGLang's; empty for the newest.
+    """
+    numbers = numbers_of(version)
+    if asked is None:
+        if kv_tokens is None or context_length is None:
+            return None
+        return default_cap(kv_tokens, context_length, version=version)
+    if numbers >= _ASKED_BY_TOKENS_SINCE:
+        return asked if kv_tokens is None else min(asked, max(1, kv_tokens // 2))
+    if numbers >= _ASKED_CLIPPED_SINCE and kv_tokens is not None and context_length is not None:
+        return min(asked, _estimated(kv_tokens, context_length))
+    return asked
+
+
+def _estimated(kv_tokens: int, context_length: int) -> int:
+    return min(MOST_DEFAULT, max(LEAST_DEFAULT, int(kv_tokens / max(1, context_length) * 512)))
 
 
 def backlog_of(cap: int) -> int:

@@ -26,8 +26,8 @@ class ServerIdentity(msgspec.Struct, frozen=True, kw_only=True):
         model_path: Where its weights came from.
         context_length: Tokens, prompt and answer together.
         version: SGLang's, empty when unknown.
-        strategy: How the mamba states are kept: no_buffer, extra_buffer, auto …; `off` without
-            radix cache.
+        strategy: How the mamba states are kept: no_buffer, extra_buffer, auto …; `no_radix` where
+            the radix cache is off.
         cap: Requests that it runs at once, effectively.
         template_hash: 16 hex digits of what decides the chat template: its argument, its name and
             its default keywords. A template that comes with the model is pinned by `model_path`.
@@ -272,7 +272,7 @@ def _info_cap(found: _ServerInfo) -> int | None:
 
 def _strategy(found: _ServerInfo) -> str | None:
     if found.disable_radix_cache:
-        return "off"
+        return "no_radix"
     return found.mamba_radix_cache_strategy or found.mamba_scheduler_strategy
 
 
