@@ -50,6 +50,7 @@ class RedisServer:
         settings: More of its configuration, by its own names (`maxmemory`: `64mb`).
         conf: A file with its configuration, instead of all that; only where it listens and keeps
             its data is ours.
+        password: The one that stands in there.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class RedisServer:
         appendfsync: str = "everysec",
         settings: dict[str, str] | None = None,
         conf: Path | None = None,
+        password: str = "",
     ) -> None:
         binary = binary_of(flavour)
         if binary is None:
@@ -71,6 +73,7 @@ class RedisServer:
         self.socket = self.folder / "s"
         self.port = free_port()
         self._binary = binary
+        self._user = f":{password}@" if password else ""
         usual = {
             "save": "",
             "bind": "127.0.0.1",
@@ -90,11 +93,11 @@ class RedisServer:
     @property
     def url(self) -> str:
         """Address of the unix socket, as redis-py and RQ take it."""
-        return f"unix://{self.socket}?db=0"
+        return f"unix://{self._user}{self.socket}?db=0"
 
     @property
     def tcp_url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self._user}127.0.0.1:{self.port}/0"
 
     @property
     def pid(self) -> int:

@@ -15,7 +15,7 @@ from common.help import Sectioned
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
-    [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("deploy/*.md")]
+    [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("deploy/**/*.md")]
 )
 PROGRAMS: dict[str, click.Command] = {"producer": producer.cli.cli, "workers": workers.cli.cli}
 SHOWN_COMMAND = re.compile(
