@@ -9,10 +9,12 @@ then acknowledge. What is in the store is what has happened; Redis can be rebuil
 
 Where things are:
 
-    names models ids errors        pure: every name, record, identity and error there is
+    names object_names models ids  pure: every name, record, identity and error there is
+      errors
     figures flow                   pure: rates, time left, the one status word; made from
       standing group_figures       pure: what is known of a run, and of a worker group
       snapshot                     which reads both from Redis
+    marks/                         named instants of a run, what was before and after
     advice quality                 pure: what somebody should do; when answers are odd
     pins                           pure: what the first server of a run pins
     news notify hooks              what is told of a run, once for all; to a command or an address

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from common import manifests, names
+from common import manifests, names, object_names
 from common.errors import BackendError, StoreDamagedError
 from common.models import HexRow, InputRow, Manifest, PartFile, RawRow, Record, Seal
 from common.reader import parse_key_line
@@ -247,7 +247,7 @@ def list_inputs(store: ObjectStore) -> InputsListing:
     prompts: list[str] = []
     seals: list[str] = []
     for found in store.list(names.INPUTS):
-        kind = names.inputs_kind(found.name)
+        kind = object_names.inputs_kind(found.name)
         if kind:
             (seals if kind == "seal" else prompts).append(found.name)
     last = max([*prompts, *seals], key=inputs_seq, default=None)

@@ -28,6 +28,7 @@ POINTS = {
     "enqueue.queued": "a call's prompts are in ledger and queue",
     "enqueue.sealed": "the seal is in the store; Redis still calls the producer open",
     "enqueue.closed": "the producer is closed, its last word stands",
+    "mark.noted": "a mark that somebody set is in Redis; the store lacks it",
     "retry.revoked": "_SUCCESS is gone, since prompts are tried again",
     "retry.queued": "some failed prompts are queued with a new try",
     "pause.set": "no claims of the run",
@@ -84,6 +85,7 @@ POINTS = {
     "sink.set_aside": "an entry that cannot be stored is a failure now",
     "sink.giving_up": "nothing; a sequence is to be given up",
     "sink.void": "it is closed by a void; its intent stands",
+    "mark.stored": "a mark is in the store; Redis does not know that",
     "progress.kept": "progress.json is in the state directory",
     "progress.stored": "and beside the results",
     # Whoever reconciles or ends a run.
@@ -95,6 +97,7 @@ POINTS = {
     "reconcile.forgotten": "what had ended without a record is out of the ledger",
     "reconcile.dropped": "the streams hold nothing that the store has",
     "reconcile.bodies": "failed jobs have their requests",
+    "reconcile.marks": "Redis has the marks that the store has",
     "reconcile.inputs": "the ledger has all of inputs/",
     "reconcile.marked": "claims and sinks go on",
     "end.sealed": "the store has the seal that Redis knows of",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from common import catalog, connect, manifests, names
+from common import catalog, connect, manifests, names, object_names
 from common.cancelling import is_cancelled
 from common.crashpoints import reached
 from common.emptied import refuse_emptied
@@ -190,7 +190,7 @@ def _seal(turn: Maintenance, runs: Runs, store: ObjectStore, record: RunRecord) 
         return
     word = msgspec.json.encode(Seal(sealed=True, source="end test", rows=0, ended_at=utc_now()))
     _, digest = digest_name(word)
-    store.put_if_absent(names.seal_object(seq, digest), word)
+    store.put_if_absent(object_names.seal_object(seq, digest), word)
     reached("end.sealed")
 
 

@@ -20,6 +20,8 @@ from common.flow import (
     flow_of,
 )
 from common.group_figures import GroupFigures
+from common.marks.effect import History, with_effects
+from common.marks.mark import Mark
 from common.models import Counts
 from common.pins import difference
 from common.standing import Standing
@@ -77,6 +79,8 @@ def progress(
     now_ms: int,
     groups: Sequence[GroupFigures] = (),
     per_bucket: Buckets | None = None,
+    marks: Sequence[Mark] = (),
+    history: History | None = None,
 ) -> dict[str, Any]:
     """Give the figures as one JSON object.
 
@@ -86,6 +90,8 @@ def progress(
         now_ms: Redis TIME of the reading.
         groups: Worker groups that spoke lately.
         per_bucket: Completions by 5-second bucket of Redis TIME.
+        marks: The newest marks, the oldest of them first.
+        history: The half minutes around those (`common.marks.effect`).
     """
     groups = [
         as_seen(group, model=standing.model, pinned=standing.pinned, run=standing.run)
@@ -118,6 +124,7 @@ def progress(
         # Those that can serve: a server that is still loading serves nobody.
         "workers": sum(group.state in _SERVING for group in groups),
         "worker_groups": [_group(group) for group in groups],
+        "marks": with_effects(marks, history=history or {}, now_ms=now_ms, answer_s=flow.answer_s),
     }
 
 

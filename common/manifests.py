@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from common import names
+from common import names, object_names
 from common.errors import ConflictError, StoreDamagedError
 from common.models import Manifest, PartFile
 from common.store import ObjectStore
@@ -65,7 +65,7 @@ def write(store: ObjectStore, manifest: Manifest) -> Manifest:
     if others:
         return next((other for other in others if identity(other) == digest), others[0])
     ending = None if store.conditional else digest[:16]
-    name = names.manifest_object(manifest.partition, manifest.seq, ending)
+    name = object_names.manifest_object(manifest.partition, manifest.seq, ending)
     if store.put_if_absent(name, msgspec.json.encode(manifest), rows_sha256=digest):
         return manifest
     stands = read(store, name)
@@ -76,9 +76,9 @@ def write(store: ObjectStore, manifest: Manifest) -> Manifest:
 
 def of_sequence(store: ObjectStore, partition: int, seq: int) -> Iterator[Manifest]:
     """Read every manifest of one sequence."""
-    for found in store.list(names.manifest_object(partition, seq).removesuffix(".json")):
+    for found in store.list(object_names.manifest_object(partition, seq).removesuffix(".json")):
         manifest = read(store, found.name)
-        if manifest is not None and names.parse_part(found.name) == (partition, seq):
+        if manifest is not None and object_names.parse_part(found.name) == (partition, seq):
             yield manifest
 
 
@@ -104,7 +104,7 @@ def listed(store: ObjectStore) -> dict[tuple[int, int], list[str]]:
     """List the names of all manifests by (partition, sequence); reads none of them."""
     found: dict[tuple[int, int], list[str]] = {}
     for stored in store.list(names.MANIFEST):
-        part = names.parse_part(stored.name)
+        part = object_names.parse_part(stored.name)
         if part is not None:
             found.setdefault(part, []).append(stored.name)
     return found

@@ -6,6 +6,8 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
     headrace:tombstone:RUN       string uid of a forgotten run, 24 h
     headrace:forgetting:RUN      string JSON of what `producer forget` has still to remove
     headrace:worker_groups       hash   group id -> JSON of its last figures (`at_ms` says when)
+    headrace:present             hash   worker group -> when it was last heard (ms), whether it has
+                                        left since (0 or 1), JSON of what it was (`marks.events`)
     headrace:renewed:EPOCH       string Redis TIME since when this process has renewed its leases
                                         without a gap, and of the last time; runs out by itself
     headrace:slots:SERVER        hash   epoch -> JSON {slots, deadline_ms, rid_prefix, group}
@@ -42,6 +44,11 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
     headrace:run:RUN:feed        string token of the process that feeds requests from `inputs/`
     headrace:run:RUN:rate        hash   5-second bucket of Redis TIME -> completions;
                                         0 where somebody was at work and none ended
+    headrace:run:RUN:history     hash   half-minute bucket of Redis TIME -> completions, their
+                                        tokens, tokens that servers generated, ms of running
+                                        requests, ms of ready worker groups; six hours of it
+    headrace:run:RUN:marks       hash   m:ID -> JSON of a mark; a:ID: it is in the store; o:KEY:
+                                        the mark that events of this kind join, until when (ms)
     rq:job:KEY                   hash   RQ's lean job, and: request, attempts, deaths, lost, turns,
                                         holder (epoch of the lease's owner), alone (1 or few: how
                                         it was tried as a suspect), died_alone (deaths while it
@@ -55,23 +62,25 @@ value = fingerprint (8 bytes) + state (1 byte: q queued, u queued and unfed: its
 Buckets hold 32 to 64 keys at creation, and four times as many stay below
 `hash-max-listpack-entries` (512), where a key costs about 35 bytes.
 
-Store, below the run's output prefix (`NN-SEQ` = partition as 2 digits, sequence as 8):
+Store, below the run's output prefix (`NN-SEQ` = partition as 2 digits, sequence as 8; names that
+hold a number or a hash are made and read by `common.object_names`):
 
     run.json
     inputs/SEQ-HASH.jsonl.zst        accepted prompts; inputs/SEQ-seal-HASH.json a producer's seal
     shards/PP-SEQ-HASH.jsonl.zst     failures/PP-SEQ-HASH.jsonl.zst     keys/PP-SEQ-HASH.tsv.zst
     manifest/PP-SEQ.json             or PP-SEQ-HASH.json where conditions are not honoured
-    telemetry/ marks/ progress.json _SUCCESS cancelled.json pinned.json
+    marks/ID.json                    ID = its instant in ms, `hand` or `self`, 12 hex digits
+    telemetry/ progress.json _SUCCESS cancelled.json pinned.json
 """
 
 import re
-from typing import Literal
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What a run may be called: it becomes part of Redis keys, paths and RQ's queue name."""
 
 RUNS = "headrace:runs"
 WORKER_GROUPS = "headrace:worker_groups"
+PRESENT = "headrace:present"
 RIGHTS_TRIED = "headrace:rights"
 """Stem of the keys on which a user's rights are tried; gone when that has been done."""
 
@@ -170,6 +179,16 @@ def rate(name: str) -> str:
     return f"headrace:run:{name}:rate"
 
 
+def history(name: str) -> str:
+    """Name the hash of what was done and generated in each half minute."""
+    return f"headrace:run:{name}:history"
+
+
+def marks(name: str) -> str:
+    """Name the hash of the run's marks."""
+    return f"headrace:run:{name}:marks"
+
+
 def tombstone(name: str) -> str:
     """Name the string that says a run was forgotten on purpose."""
     return f"headrace:tombstone:{name}"
@@ -199,6 +218,8 @@ def keys_of(name: str, partitions: int) -> list[str]:
         maintenance(name),
         feed(name),
         rate(name),
+        history(name),
+        marks(name),
         rq_queue(name),
         rq_started(name),
         rq_failed(name),
@@ -275,45 +296,4 @@ SHARDS = "shards/"
 FAILURES = "failures/"
 KEYS = "keys/"
 MANIFEST = "manifest/"
-
-_INPUTS = re.compile(
-    r"inputs/\d{8,}-(?:(?P<seal>seal-[0-9a-f]{16}\.json)|[0-9a-f]{16}\.jsonl\.zst)"
-)
-_PART = re.compile(
-    r"(?P<partition>\d{2,})-(?P<seq>\d{8,})(?:-(?P<hash>[0-9a-f]{16}))?\.\w+(?:\.\w+)?"
-)
-
-
-def inputs_object(seq: int, digest: str) -> str:
-    """Name an object of accepted prompts; `digest` is 16 hex digits of its rows' sha256."""
-    return f"{INPUTS}{seq:08d}-{digest}.jsonl.zst"
-
-
-def seal_object(seq: int, digest: str) -> str:
-    """Name the object in which a producer says that it has ended."""
-    return f"{INPUTS}{seq:08d}-seal-{digest}.json"
-
-
-def inputs_kind(object_name: str) -> Literal["rows", "seal", ""]:
-    """Tell what an object of `inputs/` is by its name; empty for one that is not ours."""
-    match = _INPUTS.fullmatch(object_name)
-    if match is None:
-        return ""
-    return "seal" if match["seal"] else "rows"
-
-
-def part_object(folder: str, partition: int, seq: int, digest: str, suffix: str) -> str:
-    """Name one object of a batch, for example `shards/00-00000007-0123456789abcdef.jsonl.zst`."""
-    return f"{folder}{partition:02d}-{seq:08d}-{digest}.{suffix}"
-
-
-def manifest_object(partition: int, seq: int, digest: str | None = None) -> str:
-    """Name a manifest; with `digest` (16 hex digits) where the store ignores conditions."""
-    ending = f"-{digest}" if digest else ""
-    return f"{MANIFEST}{partition:02d}-{seq:08d}{ending}.json"
-
-
-def parse_part(name: str) -> tuple[int, int] | None:
-    """Read (partition, sequence) back from the name of a batch's object; None for another."""
-    match = _PART.fullmatch(name.rpartition("/")[2])
-    return (int(match["partition"]), int(match["seq"])) if match else None
+MARKS = "marks/"

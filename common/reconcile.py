@@ -10,6 +10,7 @@ repeated from the start after a death:
     drop     stream entries whose (key, try) the store has, and all of a key it has completed; what
              remains there is taught where the ledger has lost it
     bodies   failed jobs get their requests back, from the failure rows
+    marks    those that the store has and this Redis lacks
     inputs   accepted prompts that the ledger lacks are added and queued; of a cancelled run they
              are added alone, to end as cancelled (`common.cancelling`)
     mark     sequences, seal, stored figures, and `reconciled`, in one script

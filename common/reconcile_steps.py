@@ -9,6 +9,7 @@ import msgspec
 from common import catalog, connect, manifests, names
 from common.cancelling import is_cancelled
 from common.crashpoints import reached
+from common.marks.archive import restore
 from common.missing import add_missing
 from common.models import Manifest, Record, RunRecord
 from common.overlap import to_drop
@@ -62,6 +63,7 @@ class Steps:
     def __init__(
         self, client: "redis.Redis", store: ObjectStore, record: RunRecord, *, turn: Maintenance
     ) -> None:
+        self._client = client
         self._store = store
         self._record = record
         self._turn = turn
@@ -94,6 +96,8 @@ class Steps:
         for manifest in unknown:
             self._give_bodies(manifest)
         reached("reconcile.bodies")
+        restore(self._client, self._store, self._record)
+        reached("reconcile.marks")
         # What a cancelled run has left counts, and is not queued: `common.cancelling` ends it.
         self._report.added, self._report.replaced = add_missing(
             self._store, self._ledger, self._turn, cancelled=cancelled

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from common import catalog, manifests, names
+from common import catalog, manifests, names, object_names
 from common.crashpoints import reached
 from common.errors import StoreDamagedError
 from common.models import Manifest, Outcome, PartFile, Record, RunRecord, Usage
@@ -63,7 +63,7 @@ def _unlisted(
 ) -> Iterator[Manifest]:
     """Read the manifests behind the last one of the listing: some stores list a little late."""
     for seq in itertools.count(after + 1):
-        name = names.manifest_object(partition, seq)
+        name = object_names.manifest_object(partition, seq)
         if store.get(name) is None:
             return
         yield from manifests.read_all(store, record.uid, [name])
@@ -182,7 +182,7 @@ class _Held:
 
 def _orphans(store: ObjectStore, folder: str, partition: int, *, seq: int) -> Iterator[_Orphan]:
     for stored in store.list(f"{folder}{partition:02d}-{seq:08d}"):
-        if names.parse_part(stored.name) != (partition, seq):
+        if object_names.parse_part(stored.name) != (partition, seq):
             continue
         try:
             rows = catalog.fetch(store, stored.name)
@@ -252,6 +252,6 @@ def _keys(store: ObjectStore, partition: int, seq: int, *, records: Sequence[Rec
     rows = b"\n".join([*lines, b""])
     sha256, digest = digest_name(rows)
     data = compress(rows)
-    name = names.part_object(names.KEYS, partition, seq, digest, "tsv.zst")
+    name = object_names.part_object(names.KEYS, partition, seq, digest, "tsv.zst")
     store.put_if_absent(name, data, rows_sha256=sha256)
     return PartFile(name=name, rows=len(lines), bytes=len(data), sha256=sha256)

@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common import connect, names
-from common.figures import progress
+from common.figures import as_seen, progress
+from common.flow import flow_of
 from common.group_figures import GroupFigures
+from common.marks.effect import SHOWN, Bucket, buckets_of
+from common.marks.mark import Mark
 from common.models import Counts, RunRecord
 from common.queue import Groups, Runs, RunState
 from common.queue.ledger import request_timeout_s
+from common.queue.marks import Marks
 from common.queue.sinkview import sink_state
 from common.standing import Standing
 from common.streams import mark_bytes
@@ -31,6 +35,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[GroupFigures]
     per_bucket: dict[int, int]
     created_ms: int = 0
+    marks: list[Mark] = []
+    history: dict[int, Bucket] = {}
 
     def figures(self) -> dict[str, Any]:
         """Give the one object of `--json` and of progress.json."""
@@ -44,6 +50,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
                 now_ms=self.now_ms,
                 groups=self.groups,
                 per_bucket=self.per_bucket,
+                marks=self.marks,
+                history=self.history,
             ),
         }
 
@@ -75,7 +83,7 @@ def read(
         standing = _standing(client, state, counts)
     if counts.queued and not counts.in_flight:
         standing = msgspec.structs.replace(standing, waits_behind=_first_in_line(runs, name))
-    return Snapshot(
+    read = Snapshot(
         record=state.record,
         counts=counts,
         standing=standing,
@@ -84,6 +92,27 @@ def read(
         per_bucket=per_bucket,
         created_ms=state.created_ms,
     )
+    return _with_marks(read, Marks(client, name, where=where))
+
+
+def _with_marks(read: Snapshot, kept: Marks) -> Snapshot:
+    """Add the newest marks, and what was done and generated around them."""
+    # One more than is shown: a mark's figures do not reach over the one before.
+    marks = kept.latest(SHOWN + 1)
+    if not marks:
+        return read
+    standing = read.standing
+    flow = flow_of(
+        read.counts,
+        groups=[
+            as_seen(group, model=standing.model, pinned=standing.pinned, run=standing.run)
+            for group in read.groups
+        ],
+        per_bucket=read.per_bucket,
+        now_ms=read.now_ms,
+    )
+    wanted = buckets_of(marks, now_ms=read.now_ms, answer_s=flow.answer_s)
+    return msgspec.structs.replace(read, marks=marks, history=kept.history(wanted))
 
 
 def _standing(client: "redis.Redis", state: RunState, counts: Counts) -> Standing:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from common import names
+from common import object_names
 from common.connect import jittered
 from common.errors import RedisFullError, StoreUnusableError
 from common.models import Seal
@@ -68,7 +68,7 @@ class Inputs:
         )
         digest, short = digest_name(rows)
         seq = self._next_seq()
-        self._put(names.inputs_object(seq, short), compress(rows), digest=digest)
+        self._put(object_names.inputs_object(seq, short), compress(rows), digest=digest)
         return seq
 
     def seal(self, source: str, *, sealed: bool, rows: int) -> None:
@@ -81,7 +81,7 @@ class Inputs:
         )
         data = msgspec.json.encode(word)
         digest, short = digest_name(data)
-        self._put(names.seal_object(self._next_seq(), short), data, digest=digest)
+        self._put(object_names.seal_object(self._next_seq(), short), data, digest=digest)
 
     def until_room(self, call: Callable[[], T]) -> T:
         """Repeat a call while Redis is full.

@@ -18,6 +18,7 @@ from common import connect, ending
 from common.cancelling import Canceller, is_cancelled, mark_store
 from common.crashpoints import reached
 from common.errors import RedisUnusableError, StateLostError
+from common.marks.noting import note_of_run
 from common.models import Counts, RunRecord
 from common.queue import Runs
 from common.queue.cancels import Cancels
@@ -133,6 +134,8 @@ def cancel(
             adopt_run(client, store, record)
         Cancels(client, record).mark()
         reached("cancel.told")
+        if not told.already:
+            note_of_run(client, record.run, "cancelled")
         with meter("cancelling", _unfinished(runs.counts(record.run))) as bar:
             told.left = _settle(client, asked, told, wait_s=wait_s, show=bar.show)
     _count(client, record, told)

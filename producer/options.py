@@ -13,6 +13,10 @@ PRIORITY = click.IntRange(-9, 9)
 
 JSON = click.option("--json", "json_", is_flag=True, help="Print one JSON object on stdout.")
 
+ALL_GPUS = click.option(
+    "--all-gpus", is_flag=True, help="A line for each worker group, however many."
+)
+
 ENDPOINT_URL = click.option(
     "--endpoint-url", metavar="URL", help="Another S3 than Amazon's, for --output."
 )

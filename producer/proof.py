@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from common import catalog, manifests, names
+from common import catalog, manifests, names, object_names
 from common.ending import Success
 from common.errors import StoreDamagedError
 from common.ids import rows_sha256
@@ -188,7 +188,7 @@ class _Prover:
         for partition in sorted({place[0] for place in listed}):
             there = {seq for part, seq in listed if part == partition}
             for seq in sorted(set(range(1, max(there))) - there):
-                name = names.manifest_object(partition, seq)
+                name = object_names.manifest_object(partition, seq)
                 self._add("manifest", name, "is missing, though later ones are there")
 
     def _manifest(self, name: str, place: tuple[int, int]) -> Manifest | None:

@@ -21,6 +21,7 @@ from common import catalog, connect, ending
 from common.crashpoints import reached
 from common.emptied import unaccepted
 from common.errors import ConflictError, StateLostError
+from common.marks.noting import note_of_run
 from common.models import RunRecord
 from common.queue import Runs, RunState
 from common.queue.maintenance import recount
@@ -111,6 +112,7 @@ def resume(client: "redis.Redis", where: Where, *, seal: bool, say: Say) -> Resu
         runs.resume(record.run)
         told.lifted = state.paused
         reached("resume.lifted")
+        note_of_run(client, record.run, "resumed")
     _put_back(client, store, record, told, say=say)
     reached("resume.compared")
     _audit(client, store, record, told)

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common import connect, ending, names
+from common.advice import count_of
 from common.crashpoints import reached
 from common.errors import ConflictError, StateLostError, UsageError
+from common.marks.noting import note_of_run
 from common.models import RunRecord
 from common.queue import Ledger, Runs
 from common.queue.ledger import CALL_ROWS
@@ -137,6 +139,8 @@ def retry(
     counts = runs.counts(record.run)
     with meter("retrying", counts.failed + counts.cancelled) as bar:
         call.go(asked, bar)
+    if told.retried:
+        note_of_run(client, record.run, "retried", count_of(told.retried, "prompt"))
     return told
 
 

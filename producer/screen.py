@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
+from producer.groups_view import MOST
 from producer.view import of_run, of_runs
 
 PLAIN_WIDTH = 140
@@ -19,8 +20,11 @@ def console() -> Console:
     return screen
 
 
-def show(every: Sequence[dict[str, Any]], *, one: bool) -> None:
+def show(every: Sequence[dict[str, Any]], *, one: bool, all_gpus: bool = False) -> None:
     """Print one run in full, or several a line each."""
-    if every:
-        screen = console()
-        screen.print(of_run(every[0], width=screen.width) if one else of_runs(every))
+    if not every:
+        return
+    screen = console()
+    most = None if all_gpus else MOST
+    page = of_run(every[0], width=screen.width, most_groups=most) if one else of_runs(every)
+    screen.print(page)

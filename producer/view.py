@@ -1,6 +1,7 @@
 """Show the figures of a run to people: a bar, the counts, a line a worker group."""
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -9,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from common.harmless import harmless
+from producer import groups_view, marks_view
+from producer.units import duration, size
 
 Figures = dict[str, Any]
 
@@ -21,32 +24,20 @@ _STYLES = {
 }
 _BAD = "bold red"
 
-_UNITS = ("bytes", "kB", "MB", "GB", "TB")
 WIDE = 100
 """Columns that the whole page of a run takes."""
 
-_COLUMNS = (
-    "worker group",
-    "state",
-    "open",
-    "bound",
-    "server",
-    "tok/s",
-    "KV",
-    "mamba",
-    "full",
-    "oldest",
-    "strategy",
-    "SGLang",
-)
-_ONLY_WIDE = {"mamba", "strategy", "SGLang"}
 
-WHOLE_FROM = 10
-"""A time of so many units is told without a fraction."""
+def of_run(
+    figures: Figures, *, width: int = WIDE, most_groups: int | None = groups_view.MOST
+) -> RenderableType:
+    """Show one run.
 
-
-def of_run(figures: Figures, *, width: int = WIDE) -> RenderableType:
-    """Show one run on a page of so many columns."""
+    Args:
+        figures: From `producer.status`.
+        width: Columns of the page.
+        most_groups: Lines that worker groups may take; None for one each.
+    """
     figures = _harmless(figures)
     narrow = width < WIDE
     total, ended = figures["total"], figures["total"] - figures["queued"] - figures["in_flight"]
@@ -65,9 +56,17 @@ def of_run(figures: Figures, *, width: int = WIDE) -> RenderableType:
     parts: list[RenderableType] = [head, bar]
     parts += [Text(pace(figures), overflow="ellipsis", no_wrap=True)] if narrow else []
     parts += [Text(line) for line in _lines(figures)]
-    if figures["worker_groups"]:
-        parts.append(_groups(figures["worker_groups"], narrow=narrow))
     parts += [Text(f"! {warning}", style="yellow") for warning in figures["warnings"]]
+    if figures["worker_groups"]:
+        parts.append(
+            groups_view.of_groups(figures["worker_groups"], width=width, most=most_groups)
+        )
+    if figures.get("marks"):
+        newest = figures["marks"][: marks_view.MOST]
+        now = datetime.fromisoformat(figures["updated_at"])
+        mean = figures["mean_output_tokens"]
+        parts.append(Text())
+        parts.append(marks_view.of_marks(newest, width=width, now=now, mean_tokens=mean))
     return Group(*parts)
 
 
@@ -78,10 +77,10 @@ def _lines(figures: Figures) -> Iterator[str]:
         for name in counts
         if figures[name] or name != "cancelled"
     ) + (f" ({figures['unfed']:,} of them wait in the output)" if figures["unfed"] else "")
-    stored = f"stored {figures['s3_uploaded']:,} rows, {_size(figures['s3_bytes'])}"
+    stored = f"stored {figures['s3_uploaded']:,} rows, {size(figures['s3_bytes'])}"
     if figures["stream_entries"]:
         stored += f" ({figures['stream_entries']:,} wait for a sink)"
-    parts = [stored, f"at work {_duration(figures['elapsed_hours'])}"]
+    parts = [stored, f"at work {duration(figures['elapsed_hours'])}"]
     if figures["completed"]:
         mean = figures["mean_output_tokens"] or figures["avg_output_tokens"]
         parts.append(
@@ -107,7 +106,7 @@ def pace(figures: Figures) -> str:
     """Tell the rate and the time left."""
     rate, eta = figures["rate_per_sec"], figures["eta_hours"]
     if figures["status"] == "ramping" and figures["steady_in_sec"]:
-        ramp = f"steady in {_duration(figures['steady_in_sec'] / 3600)}, "
+        ramp = f"steady in {duration(figures['steady_in_sec'] / 3600)}, "
     else:
         ramp = ""
     if eta is None:
@@ -115,47 +114,10 @@ def pace(figures: Figures) -> str:
     elif eta == 0:
         left = ""
     else:
-        left = f"{_duration(eta)} left"
-        low, high = _duration(figures["eta_hours_low"]), _duration(figures["eta_hours_high"])
+        left = f"{duration(eta)} left"
+        low, high = duration(figures["eta_hours_low"]), duration(figures["eta_hours_high"])
         left += f" ({low} to {high})" if low != high else ""
     return f"{rate:,.3g}/s  {ramp}{left}".rstrip()
-
-
-def _groups(groups: Sequence[Figures], *, narrow: bool) -> Table:
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    shown = [name for name in _COLUMNS if not (narrow and name in _ONLY_WIDE)]
-    for name in shown:
-        table.add_column(name, justify="left" if name in {"worker group", "state"} else "right")
-    for group in groups:
-        cells = _cells(group)
-        table.add_row(*(_text(cells[name]) for name in shown))
-    return table
-
-
-def _cells(group: Figures) -> dict[str, str | Text]:
-    state = group["state"]
-    style = {"ready": "green", "starting": "yellow"}.get(state, _BAD)
-    return {
-        "worker group": group["group"],
-        "state": Text(state, style=style),
-        "open": str(group["in_flight"]),
-        "bound": str(group["bound"]),
-        "server": _server(group),
-        "tok/s": _or(group["gen_tokens_per_s"], "{:,.0f}"),
-        "KV": _or(group["kv_usage"], "{:.0%}"),
-        "mamba": _or(group["mamba_usage"], "{:.0%}"),
-        "full": _or(group["occupancy"], "{:.0%}"),
-        "oldest": _or(group["oldest_s"], "{:,.0f} s"),
-        "strategy": _or(group["strategy"]),
-        "SGLang": _or(group["server_version"]),
-    }
-
-
-def _server(group: Figures) -> str:
-    told = [group[name] for name in ("running", "queued", "cap")]
-    if told == [None, None, None]:
-        return "-"
-    return "{}+{}/{}".format(*map(_or, told))
 
 
 def of_runs(runs: Sequence[Figures]) -> RenderableType:
@@ -173,7 +135,7 @@ def of_runs(runs: Sequence[Figures]) -> RenderableType:
             f"{figures['completed']:,}",
             f"{figures['failed']:,}",
             f"{figures['rate_per_sec']:,.3g}/s",
-            "?" if eta is None else _duration(eta),
+            "?" if eta is None else duration(eta),
             Text(figures["output"]),
         )
     return table
@@ -186,28 +148,3 @@ def _harmless(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _harmless(each) for name, each in value.items()}
     return [_harmless(each) for each in value] if isinstance(value, list) else value
-
-
-def _text(cell: str | Text) -> Text:
-    """Give a cell that is no markup of rich's, whatever is in it."""
-    return cell if isinstance(cell, Text) else Text(cell)
-
-
-def _or(value: Any, form: str = "{}") -> str:
-    return "-" if value is None or value == "" else form.format(value)
-
-
-def _duration(hours: float) -> str:
-    """Write a time so that its size is seen: 12 s, 34 min, 5.6 h, 107 h, 5.3 days."""
-    seconds = hours * 3600
-    for limit, unit_s, unit in ((90, 1, "s"), (5_400, 60, "min"), (360_000, 3_600, "h")):
-        if seconds < limit:
-            value = seconds / unit_s
-            digits = 0 if unit == "s" or round(value) >= WHOLE_FROM else 1
-            return f"{value:.{digits}f} {unit}"
-    return f"{seconds / 86_400:.1f} days"
-
-
-def _size(number: float) -> str:
-    power = min(max(len(str(int(number))) - 1, 0) // 3, len(_UNITS) - 1)
-    return f"{number / 1_000**power:,.{1 if power else 0}f} {_UNITS[power]}"

@@ -12,7 +12,7 @@ way back. Its lease is renewed until it has left them all.
       endings returns              where a job goes that leaves its slot
       finisher turnkeeper          results, turns to Redis
       keeper aborts lives rids     slots, leases, reaping, takeover
-      showing caretaker            figures to Redis; what idle ones do
+      showing marking caretaker    figures to Redis; what marks itself; what idle ones do
       stopping mishaps             the two stages of a stop; errors of ours
     prompt/                        one prompt: attempt after attempt, turn after turn (`serve`)
       serving needs turns outcomes what that needs of others; what it asks next, ends as

@@ -19,10 +19,14 @@ _FORGET_MS = 3_600_000
 
 
 class Groups:
-    """The worker groups that one Redis has heard of."""
+    """The worker groups that one Redis has heard of.
+
+    Attributes:
+        client: Of that Redis.
+    """
 
     def __init__(self, client: "redis.Redis", *, where: str = "") -> None:
-        self._client = client
+        self.client = self._client = client
         self._where = where or "the given address"
 
     def publish(self, figures: GroupFigures) -> None:
@@ -41,6 +45,18 @@ class Groups:
 
     def fresh(self) -> list[GroupFigures]:
         """Read the processes that spoke within `FRESH_MS`; those long silent are forgotten."""
+        now_ms, read = self._read()
+        spoke = [figures for figures in read if now_ms - figures.at_ms <= FRESH_MS]
+        return sorted(
+            (figures for figures in spoke if not _replaced(figures, spoke)),
+            key=lambda figures: figures.group,
+        )
+
+    def spoke(self) -> list[GroupFigures]:
+        """Read what processes said last, within the last hour, the latest first."""
+        return sorted(self._read()[1], key=lambda figures: -figures.at_ms)
+
+    def _read(self) -> tuple[int, list[GroupFigures]]:
         with self._errors():
             now_ms = self._now_ms()
             raw = cast("dict[bytes, bytes]", self._client.hgetall(names.WORKER_GROUPS))
@@ -52,11 +68,7 @@ class Groups:
             old = [e for e, figures in read.items() if now_ms - figures.at_ms > _FORGET_MS]
             if old:
                 self._client.hdel(names.WORKER_GROUPS, *old)
-        spoke = [figures for figures in read.values() if now_ms - figures.at_ms <= FRESH_MS]
-        return sorted(
-            (figures for figures in spoke if not _replaced(figures, spoke)),
-            key=lambda figures: figures.group,
-        )
+        return now_ms, [figures for epoch, figures in read.items() if epoch not in old]
 
     def _now_ms(self) -> int:
         seconds, micros = self._client.time()

@@ -25,6 +25,8 @@ _BUILDERS = {
     "leases_key": names.leases,
     "parked_key": names.parked,
     "rate_key": names.rate,
+    "history_key": names.history,
+    "marks_key": names.marks,
     "tombstone_key": names.tombstone,
     "forgetting_key": names.forgetting,
     "maintenance_key": names.maintenance,
@@ -75,6 +77,7 @@ def source(name: str) -> str:
     """Put the prelude before the text of `lua/NAME.lua`."""
     lines = [_builder(lua_name, build("\0")) for lua_name, build in _BUILDERS.items()]
     lines.append(f"local RUNS = {names.RUNS!r}")
+    lines.append(f"local PRESENT = {names.PRESENT!r}")
     lines.append(f"local RQ_QUEUES = {names.RQ_QUEUES!r}")
     lines.append(f"local TURN_MS = {LEASES.turn_ms}")
     lines.append(f"local RQ_SUSPENDED = {names.RQ_SUSPENDED!r}")

@@ -8,6 +8,7 @@ from common.connect import address_of
 from common.crashpoints import reached
 from common.errors import ConflictError, StateLostError
 from common.last_words import tell
+from common.marks.noting import note_of_run
 from common.models import Counts
 from common.options import REDIS
 from common.queue import Runs
@@ -41,6 +42,8 @@ def command(run: str, *, reason: str, redis: str | None, json_: bool) -> int:
         raise ConflictError(f"run {run!r} was cancelled: there is nothing to pause")
     runs.pause(run, reason)
     reached("pause.set")
+    if state.paused != reason:
+        note_of_run(client, run, "paused", reason)
     counts = runs.counts(run)
     if json_:
         told = {

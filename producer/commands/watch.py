@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -14,10 +14,17 @@ from common.errors import RedisUnusableError
 from common.figures import ENDED
 from common.notify import Notifier
 from common.options import NOTIFY, REDIS
+from producer.groups_view import MOST
 from producer.locate import Where, connected
+from producer.options import ALL_GPUS
 from producer.screen import console
 from producer.status import ended_with, figures_of
 from producer.view import of_run, pace
+
+AROUND = 22
+"""Lines of a page beside those of its worker groups, about: a terminal cuts what is too much."""
+
+LEAST = 4
 
 
 @click.command()
@@ -32,10 +39,17 @@ from producer.view import of_run, pace
     metavar="S",
     help="Seconds between two looks.",
 )
+@ALL_GPUS
 @NOTIFY
 @REDIS
 def command(
-    run: str, *, json_: bool, every_s: float, notify: str | None, redis: str | None
+    run: str,
+    *,
+    json_: bool,
+    every_s: float,
+    all_gpus: bool,
+    notify: str | None,
+    redis: str | None,
 ) -> int:
     """Show RUN until it has ended.
 
@@ -52,7 +66,7 @@ def command(
         if json_:
             return watch.lines(lambda figures: msgspec.json.encode(figures).decode())
         if screen.is_terminal:
-            return watch.live(screen)
+            return watch.live(screen, all_gpus=all_gpus)
         return watch.lines(_line)
     finally:
         watch.close()
@@ -72,12 +86,14 @@ class _Watch:
         if self._notifier is not None:
             self._notifier.close()
 
-    def live(self, screen: Console) -> int:
+    def live(self, screen: Console, *, all_gpus: bool) -> int:
         """Show the newest figures in place."""
         with Live(console=screen, auto_refresh=False) as live:
             for figures, note in self._looks():
-                width = screen.width
-                page = Text(note) if figures is None else of_run(figures, width=width)
+                most = None if all_gpus else max(min(screen.height - AROUND, MOST), LEAST)
+                page: RenderableType = Text(note)
+                if figures is not None:
+                    page = of_run(figures, width=screen.width, most_groups=most)
                 live.update(page, refresh=True)
                 if figures is not None and figures["status"] in ENDED:
                     return ended_with(figures)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from common import manifests, names
+from common import manifests, names, object_names
 from common.ids import fingerprint_of, key_of
 from common.models import Entry, Params, Prompt, RunRecord, Seal
 from common.store import ObjectStore, open_store
@@ -101,7 +101,9 @@ def make_store(store: ObjectStore, *, rows: int, done: int) -> None:
             for each, n in zip(entries, numbers, strict=True)
         )
         sha256, digest = digest_name(lines)
-        store.put_if_absent(names.inputs_object(seq, digest), compress(lines), rows_sha256=sha256)
+        store.put_if_absent(
+            object_names.inputs_object(seq, digest), compress(lines), rows_sha256=sha256
+        )
         ended = entries[: max(done - first, 0)]
         batch = build(ended, Place(uid=uid, partition=0, seq=seq), written_at=WHEN)
         for part in batch.parts:
@@ -109,7 +111,7 @@ def make_store(store: ObjectStore, *, rows: int, done: int) -> None:
         manifests.write(store, batch.manifest)
     seal = msgspec.json.encode(Seal(sealed=True, source="x", rows=rows, ended_at=WHEN))
     last = -(-rows // OBJECT_ROWS) + 1
-    store.put_if_absent(names.seal_object(last, digest_name(seal)[1]), seal)
+    store.put_if_absent(object_names.seal_object(last, digest_name(seal)[1]), seal)
 
 
 def body_of(number: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common import names
+from common import names, object_names
 from common.store.frames import compress, decompress
 from tests.support.fleet import Fleet, write_prompts
 from tests.support.rq_tools import RqTools
@@ -218,7 +218,7 @@ def plant_torn(output: Path, torn: bytes) -> set[Path]:
     planted = set()
     for folder, suffix in (("shards", "jsonl"), ("failures", "jsonl"), ("keys", "tsv")):
         for seq, data in ((2, compress(torn)[:-9]), (3, compress(torn)), (4, torn), (5, b"")):
-            name = names.part_object(f"{folder}/", 0, seq, f"{seq:x}" * 16, f"{suffix}.zst")
+            name = object_names.part_object(f"{folder}/", 0, seq, f"{seq:x}" * 16, f"{suffix}.zst")
             path = output / name
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)

@@ -270,6 +270,7 @@ REBUILT = {
     "reconcile.taught": Rebuilt(3, 6, 2, 0, 8),
     "reconcile.dropped": Rebuilt(3, 6, 2, 0, 8),
     "reconcile.bodies": Rebuilt(3, 6, 2, 2, 8),
+    "reconcile.marks": Rebuilt(3, 6, 2, 2, 8),
     "reconcile.inputs": Rebuilt(3, 6, 2, 2, 10),
     "reconcile.marked": Rebuilt(3, 6, 2, 2, 10, reconciled=True),
 }

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import redis
 
-from common import catalog, names
+from common import catalog, names, object_names
 from common.ending import EndReport, Success, revoke, stands, try_to_end
 from common.models import Seal
 from common.queue import Runs
@@ -93,7 +93,7 @@ def test_producers_that_close_in_another_order_than_their_seals_leave_a_sealed_s
 ) -> None:
     """Two producers end at once: the one that says `more will come` has the higher number."""
     word = msgspec.json.encode(Seal(sealed=False, source="b", rows=0, ended_at="now"))
-    name = names.seal_object(ended.runs.next_inputs_seq(RUN), digest_name(word)[1])
+    name = object_names.seal_object(ended.runs.next_inputs_seq(RUN), digest_name(word)[1])
     ended.store.put_if_absent(name, word)
     ended.runs.close_producer(RUN, "b", sealed=False)
     ended.runs.close_producer(RUN, "a", sealed=True)
@@ -111,7 +111,7 @@ def test_a_producer_that_opens_while_the_store_is_sealed_anew_keeps_the_run_open
     ended: World,
 ) -> None:
     word = msgspec.json.encode(Seal(sealed=False, source="b", rows=0, ended_at="now"))
-    name = names.seal_object(ended.runs.next_inputs_seq(RUN), digest_name(word)[1])
+    name = object_names.seal_object(ended.runs.next_inputs_seq(RUN), digest_name(word)[1])
     ended.store.put_if_absent(name, word)
     take = Runs.next_inputs_seq
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from common import catalog, names
+from common import catalog, names, object_names
 from common.cancelling import Canceller
 from common.feeder import FROM_START_AGAIN_S, Feeder
 from common.models import Counts
@@ -255,7 +255,7 @@ def test_a_changed_prompt_that_waits_is_fed_with_its_new_text(world: World) -> N
     )
     sha256, short = digest_name(row)
     world.store.put_if_absent(
-        names.inputs_object(seq + 1, short), compress(row), rows_sha256=sha256
+        object_names.inputs_object(seq + 1, short), compress(row), rows_sha256=sha256
     )
     assert world.ledger.add([(key, new, prompt)], inputs_seq=seq + 1, replace=True).replaced == 1
 

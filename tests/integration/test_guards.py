@@ -12,7 +12,7 @@ import pytest
 import redis
 from typing_extensions import override
 
-from common import catalog, connect, ending, names
+from common import catalog, connect, ending, names, object_names
 from common.errors import ConflictError, RedisUnusableError, StoreDamagedError, StoreUnusableError
 from common.models import Record, Result
 from common.queue import Jobs
@@ -187,7 +187,7 @@ def test_a_gap_in_the_manifests_is_closed(world: World) -> None:
     world.finish(range(8))
     sink = partition_sink(world, token="mine")
     assert [sink.store_one(), sink.store_one()] == [4, 4]
-    world.store.delete(names.manifest_object(0, 1))
+    world.store.delete(object_names.manifest_object(0, 1))
 
     reconcile(world.client, world.store, world.record, deep=True)
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import redis
 
-from common import catalog, manifests, names
+from common import catalog, manifests, names, object_names
 from common.cancelling import Canceller
 from common.ending import try_to_end
 from common.models import Manifest, PartFile, Record, Result
@@ -256,7 +256,7 @@ def test_an_orphan_that_is_not_what_its_name_says_is_no_commit(world: World, wha
     world.store.delete(shard.name)
     rows = {"another name": rows, "a key twice": rows + rows, "no rows of ours": b"[]\n"}[what]
     digest = "0" * 16 if what == "another name" else digest_name(rows)[1]
-    name = names.part_object(names.SHARDS, 0, 1, digest, "jsonl.zst")
+    name = object_names.part_object(names.SHARDS, 0, 1, digest, "jsonl.zst")
     world.store.put_if_absent(name, compress(rows))
     forget_sink(world)
 
@@ -314,7 +314,7 @@ def test_a_manifest_that_comes_while_the_end_is_written_takes_it_back(world: Wor
 def test_a_manifest_of_another_run_is_named() -> None:
     store = MemoryStore()
     run = FinishedRun(store, prompts=8)
-    name = names.manifest_object(0, 1)
+    name = object_names.manifest_object(0, 1)
     manifest = manifests.read(store, name)
     assert manifest is not None
     store.delete(name)

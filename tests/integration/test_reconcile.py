@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import redis
 
-from common import catalog, manifests, names
+from common import catalog, manifests, names, object_names
 from common.connect import server_run_id
 from common.errors import ConflictError, StateLostError, StoreDamagedError
 from common.models import Entry, Record
@@ -385,14 +385,14 @@ def accept_text(world: World, number: int, text: str) -> None:
         prompt,
     )
     seq = world.runs.next_inputs_seq(RUN)
-    world.store.put_if_absent(names.inputs_object(seq, digest_name(row)[1]), compress(row))
+    world.store.put_if_absent(object_names.inputs_object(seq, digest_name(row)[1]), compress(row))
 
 
 def test_sequences_never_go_back(server: RedisServer, world: World) -> None:
     world.finish(range(8))
     store_some(world, 2)
     # Somebody removed the store's last manifest by hand.
-    world.store.delete(names.manifest_object(0, 2))
+    world.store.delete(object_names.manifest_object(0, 2))
     restart(server, world)
 
     reconcile(world.client, world.store, world.record)
@@ -470,7 +470,9 @@ def test_an_orphan_that_overlaps_a_committed_shard_is_a_stray(
 
 
 def test_a_damaged_orphan_is_left_alone(server: RedisServer, world: World) -> None:
-    world.store.put_if_absent(names.part_object("shards/", 0, 1, "0" * 16, "jsonl.zst"), b"torn")
+    world.store.put_if_absent(
+        object_names.part_object("shards/", 0, 1, "0" * 16, "jsonl.zst"), b"torn"
+    )
     restart(server, world)
 
     reconcile(world.client, world.store, world.record)

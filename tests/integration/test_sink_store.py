@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import redis
 
-from common import catalog, crashpoints, manifests, names
+from common import catalog, crashpoints, manifests, names, object_names
 from common.errors import ConflictError, HeadraceError, StoreUnusableError
 from common.queue.sinklease import PartitionLostError, new_token
 from common.reconcile import adopt_run
@@ -102,7 +102,7 @@ def test_a_name_that_holds_other_bytes_costs_its_number_and_no_result(
 def test_a_manifests_name_that_holds_something_else_harms_no_result(
     world: World, store: MemoryStore, rows: int
 ) -> None:
-    name = names.manifest_object(0, 1)
+    name = object_names.manifest_object(0, 1)
     store.objects[name] = b"not ours"
     world.finish(range(10))
     sink = run_sink(world, rows=rows)
@@ -150,7 +150,7 @@ def test_a_manifest_of_another_run_is_refused_and_named(world: World, store: Mem
     world.finish(range(10))
     drain(run_sink(world))
     other = manifests.void("f" * 32, 0, 4, written_at="now")
-    store.objects[names.manifest_object(0, 4)] = msgspec.json.encode(other)
+    store.objects[object_names.manifest_object(0, 4)] = msgspec.json.encode(other)
     world.client.flushall()
 
     with pytest.raises(ConflictError, match="two runs must not share an output"):
@@ -167,7 +167,7 @@ def test_a_redis_that_lost_all_learns_what_the_store_does_not_list_yet(
     world.finish(range(10))
     drain(run_sink(world, rows=2))
     assert len(seqs(world)) == 5
-    store.unlisted = {names.manifest_object(0, seq) for seq in range(6 - late, 6)}
+    store.unlisted = {object_names.manifest_object(0, seq) for seq in range(6 - late, 6)}
 
     world.client.flushall()
     adopt_run(world.client, store)

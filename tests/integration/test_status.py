@@ -68,7 +68,7 @@ def test_people_get_a_page_with_the_same_figures(world: World, ask: Ask) -> None
     ended = ask("status", RUN)
 
     assert ended.code == 0
-    for part in ("demo", "running", "3 of 10 (30.0%)", "completed 3", "gpu0@h", "61%", "2+0/32"):
+    for part in ("demo", "running", "3 of 10 (30.0%)", "completed 3", "gpu0@h", "61%", "2/34/32"):
         assert part in ended.out
 
 

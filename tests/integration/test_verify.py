@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from common import manifests, names
+from common import manifests, names, object_names
 from common.models import Manifest, Params, RunRecord
 from common.store.directory import DirectoryStore
 from common.store.frames import compress, decompress, digest_name
@@ -149,7 +149,7 @@ def test_a_run_in_a_bucket_is_proven_and_exported_likewise(moto: S3Server, tmp_p
     assert producer("export", RUN, "--to", "a.jsonl", *where, cwd=tmp_path).code == 0
     assert len((tmp_path / "a.jsonl").read_bytes().splitlines()) == 30
 
-    run.store.delete(names.manifest_object(0, 2))
+    run.store.delete(object_names.manifest_object(0, 2))
 
     assert producer("verify", RUN, *where, cwd=tmp_path).code == 1
 
@@ -376,7 +376,7 @@ def test_a_removed_manifest_names_the_keys_it_committed(store: DirectoryStore, s
     run = FinishedRun(store)
     ids = {json.loads(line)["id"] for line in run.rows(run.manifest(seq).shard)}
 
-    store.delete(names.manifest_object(0, seq))
+    store.delete(object_names.manifest_object(0, seq))
 
     assert named(run, "missing") == ids
     found = kinds(run)
@@ -419,7 +419,7 @@ def test_an_accepted_text_that_was_changed_is_found_though_its_name_was_mended(
     [first, *_] = [found.name for found in store.list(names.INPUTS)]
     rows = decompress(store.get(first) or b"").replace(b"prompt 3 ", b"prompt X ")
     store.delete(first)
-    store.put(names.inputs_object(1, digest_name(rows)[1]), compress(rows))
+    store.put(object_names.inputs_object(1, digest_name(rows)[1]), compress(rows))
     seq = next(m.seq for m in run.manifests() if b"prompt 3 " in b"".join(run.rows(m.shard)))
     changed = [r.replace(b"prompt 3 ", b"prompt X ") for r in run.rows(run.manifest(seq).shard)]
     run.tamper(seq, "shard", lambda _: changed, mend=True)

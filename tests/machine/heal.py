@@ -126,6 +126,7 @@ def _leftovers(world: World, run: str, *, failed: set[bytes]) -> None:
     lanes = range(2)
     may = {
         *(stem, names.counts(run), names.sinks(run), names.rate(run), names.set_aside(run)),
+        *(names.history(run), names.marks(run)),
         *(names.sink(run, lane) for lane in lanes),
         *(names.results(run, lane) for lane in lanes),
         *(names.rq_failed(run), names.tombstone(run)),

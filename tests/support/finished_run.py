@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from common import catalog, ending, manifests, names
+from common import catalog, ending, manifests, names, object_names
 from common.ids import fingerprint_of, key_of
 from common.models import (
     Choice,
@@ -130,14 +130,14 @@ class FinishedRun:
         )
         sha256, digest = digest_name(rows)
         self.store.put_if_absent(
-            names.inputs_object(seq, digest), compress(rows), rows_sha256=sha256
+            object_names.inputs_object(seq, digest), compress(rows), rows_sha256=sha256
         )
 
     def seal(self, seq: int, *, sealed: bool = True) -> None:
         data = msgspec.json.encode(
             Seal(sealed=sealed, source="prompts.jsonl", rows=self.prompts, ended_at=WHEN)
         )
-        self.store.put_if_absent(names.seal_object(seq, digest_name(data)[1]), data)
+        self.store.put_if_absent(object_names.seal_object(seq, digest_name(data)[1]), data)
 
     def entry(self, number: int, outcome: Outcome = "completed", *, try_: int = 1) -> Entry:
         claim = Claim(
@@ -248,7 +248,7 @@ class FinishedRun:
             return
         sha256, digest = digest_name(data)
         folder, _, suffix = part.name.partition("/")
-        name = names.part_object(f"{folder}/", 0, seq, digest, suffix.partition(".")[2])
+        name = object_names.part_object(f"{folder}/", 0, seq, digest, suffix.partition(".")[2])
         packed = compress(data)
         mended = PartFile(name=name, rows=len(rows), bytes=len(packed), sha256=sha256)
         self.store.delete(part.name)
@@ -257,7 +257,8 @@ class FinishedRun:
 
     def replace_manifest(self, manifest: Manifest) -> None:
         self.store.put(
-            names.manifest_object(manifest.partition, manifest.seq), msgspec.json.encode(manifest)
+            object_names.manifest_object(manifest.partition, manifest.seq),
+            msgspec.json.encode(manifest),
         )
 
 

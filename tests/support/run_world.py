@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import redis
 
-from common import catalog, manifests, names
+from common import catalog, manifests, names, object_names
 from common.ids import fingerprint_of, key_of
 from common.models import (
     CompletionRow,
@@ -125,7 +125,7 @@ class World:
         if rows:
             sha256, digest = digest_name(rows)
             seq = self.runs.next_inputs_seq(RUN)
-            name = names.inputs_object(seq, digest)
+            name = object_names.inputs_object(seq, digest)
             self.store.put_if_absent(name, compress(rows), rows_sha256=sha256)
         if queue:
             self.queue(numbers, inputs_seq=seq)
@@ -140,7 +140,7 @@ class World:
         seal = Seal(sealed=sealed, source="prompts.jsonl", rows=self.accepted, ended_at="now")
         data = msgspec.json.encode(seal)
         self.store.put_if_absent(
-            names.seal_object(self.runs.next_inputs_seq(RUN), digest_name(data)[1]), data
+            object_names.seal_object(self.runs.next_inputs_seq(RUN), digest_name(data)[1]), data
         )
         self.runs.close_producer(RUN, "source", sealed=sealed)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import catalog, manifests, names
+from common import catalog, manifests, object_names
 from common.errors import BackendError, ConflictError, StoreDamagedError
 from common.models import InputRow, Outcome, Record, Seal
 from common.reader import better, current_records
@@ -96,16 +96,16 @@ def test_an_input_row_is_cut_by_position_and_decoded_where_it_has_another_form()
 
 def seal(store: MemoryStore, seq: int, *, sealed: bool) -> None:
     data = msgspec.json.encode(Seal(sealed=sealed, source="s", rows=1, ended_at="now"))
-    store.put_if_absent(names.seal_object(seq, "0" * 16), data)
+    store.put_if_absent(object_names.seal_object(seq, "0" * 16), data)
 
 
 def test_a_run_is_sealed_when_the_last_object_of_inputs_says_so() -> None:
     store = MemoryStore()
     assert not catalog.sealed(store, catalog.list_inputs(store))
-    store.put_if_absent(names.inputs_object(1, "a" * 16), compress(b""))
+    store.put_if_absent(object_names.inputs_object(1, "a" * 16), compress(b""))
     seal(store, 2, sealed=True)
     assert catalog.sealed(store, catalog.list_inputs(store))
-    store.put_if_absent(names.inputs_object(3, "c" * 16), compress(b""))
+    store.put_if_absent(object_names.inputs_object(3, "c" * 16), compress(b""))
     assert not catalog.sealed(store, catalog.list_inputs(store))
     seal(store, 4, sealed=False)
     assert not catalog.sealed(store, catalog.list_inputs(store))

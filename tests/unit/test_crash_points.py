@@ -108,9 +108,14 @@ KILLED_BY = {
         [
             *("adopt.made", "reconcile.begun", "reconcile.adopting", "reconcile.closed"),
             *("reconcile.taught", "reconcile.dropped", "reconcile.bodies", "reconcile.inputs"),
-            "reconcile.marked",
+            *("reconcile.marks", "reconcile.marked"),
         ],
         _REBUILD,
+    ),
+    **dict.fromkeys(
+        ["mark.noted", "mark.stored"],
+        "tests/integration/test_marks.py"
+        "::test_a_mark_whose_command_was_killed_is_stored_once_by_a_sink",
     ),
     "reconcile.forgotten": _FILES.format(
         "store", "test_killed_after_lost_records_were_forgotten_their_prompts_come_back"

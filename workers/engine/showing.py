@@ -13,6 +13,7 @@ from common.pins import identity_of
 from workers.engine.core import Core
 from workers.engine.finisher import Finisher
 from workers.engine.keeper import Keeper
+from workers.engine.marking import Marking
 
 LOOKS = 12
 """How often occupancy is looked at between two publications."""
@@ -40,6 +41,7 @@ class Showing:
         self._keeper = keeper
         self._finisher = finisher
         self._on_beat = on_beat
+        self._marking = Marking(core)
         self._began_s = self._ready_s = time.monotonic()
         self._occupied: deque[tuple[float, int, int]] = deque(maxlen=240)
 
@@ -57,6 +59,7 @@ class Showing:
     async def withdraw(self) -> None:
         """Say that this process has ended."""
         await self._core.beat.ask(lambda: self._core.groups.withdraw(self._core.jobs.epoch))
+        await self._core.beat.ask(self._marking.leave)
 
     def figures(self) -> GroupFigures:
         """Say how this process is now."""
@@ -104,9 +107,11 @@ class Showing:
         return watch.state, watch.detail
 
     def _say(self, figures: GroupFigures) -> None:
+        self._marking.look(figures, self._core.watch.restarts)
         self._core.groups.publish(figures)
         self._core.eligible.refresh()
         self._on_beat(bool(figures.in_flight), self._finisher.completed, self._finisher.failed)
+        self._marking.tell(figures)
 
     def _occupancy(self, now_s: float) -> float | None:
         since_s = now_s - OCCUPANCY_S

@@ -39,6 +39,7 @@ class ServerWatch:
         state: waiting, ready, down or faulty.
         detail: Why, for people.
         identity, load: What the server last said of itself; None before.
+        restarts: How often it was seen to count from the beginning again.
     """
 
     def __init__(
@@ -62,6 +63,9 @@ class ServerWatch:
         self.identity: ServerIdentity | None = None
         self.load: ServerLoad | None = None
         self.gen_tokens_per_s: float | None = None
+        self.restarts = 0
+        # The last load that was told, by whichever life of the server.
+        self._told: ServerLoad | None = None
         self._wake = asyncio.Event()
         self._moved_at_s = time.monotonic()
         self._load_at_s = 0.0
@@ -187,6 +191,7 @@ class ServerWatch:
             async with asyncio.timeout(self._probe_s):
                 self.identity = await self._client.identify()
                 self.load = await self._read_load(self._timing.load_s)
+                self._note_told(self.load)
                 if await self.alive():
                     return True
             self.detail = "it gives no token yet"
@@ -239,8 +244,10 @@ class ServerWatch:
             if not self._open:
                 await self._look_for_it()
             return
-        if self._out_of_sight or (earlier is not None and load.went_back(earlier)):
+        restarted = self._told is not None and load.went_back(self._told)
+        if self._out_of_sight or restarted:
             await self._identify_anew()
+        self._note_told(load)
         now_s = time.monotonic()
         if earlier is None or load.moved_since(earlier) or not self._open:
             self._moved_at_s = now_s
@@ -248,6 +255,14 @@ class ServerWatch:
             self.gen_tokens_per_s = _rate(earlier, load, now_s - earlier_s)
         self.load, self._load_at_s = load, now_s
         self._on_change()
+
+    def _note_told(self, load: ServerLoad | None) -> None:
+        """Count a restart once it is known who the server is now: both are to be seen at once."""
+        if load is None or self._out_of_sight:
+            return
+        if self._told is not None and load.went_back(self._told):
+            self.restarts += 1
+        self._told = load
 
     async def _identify_anew(self) -> None:
         """Ask who it is: it may have restarted as another while nothing was open there."""

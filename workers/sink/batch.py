@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from common import names
+from common import names, object_names
 from common.models import Entry, Manifest, Outcome, PartFile, Record
 from common.reader import key_line
 from common.store.frames import compress, digest_name
@@ -160,7 +160,7 @@ def _rows(folder: str, suffix: str, place: Place, lines: list[bytes]) -> Part | 
     rows = b"\n".join([*lines, b""])
     sha256, digest = digest_name(rows)
     data = to_parquet(lines) if suffix == SUFFIX else compress(rows)
-    name = names.part_object(folder, place.partition, place.seq, digest, suffix)
+    name = object_names.part_object(folder, place.partition, place.seq, digest, suffix)
     return Part(PartFile(name=name, rows=len(lines), bytes=len(data), sha256=sha256), data)
 
 

@@ -13,6 +13,7 @@ import msgspec
 from common import names, snapshot
 from common.crashpoints import reached
 from common.errors import HeadraceError, RedisUnusableError
+from common.marks.noting import Watchman
 from common.models import RunRecord
 from common.notify import Notifier
 from common.quality import oddities
@@ -57,6 +58,7 @@ class ProgressWriter:
         self._state_dir = state_dir
         self._written = written
         self._notifier = notifier
+        self._watchman = Watchman(client)
         self._stored_s: dict[str, float] = {}
         # (uid, text) of what was said once: what is odd about answers, why nothing is written.
         self._said: set[tuple[str, str]] = set()
@@ -69,6 +71,10 @@ class ProgressWriter:
 
     def write_all(self) -> None:
         """Write the figures of every run once."""
+        try:
+            self._watchman.look()
+        except HeadraceError as error:
+            log.debug("nobody looked after the worker groups: %s", error)
         for run in self._written():
             try:
                 self._write(run)

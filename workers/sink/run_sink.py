@@ -6,6 +6,7 @@ feed      requests that wait in `inputs/`, as Redis has room
 cancel    where the run was cancelled: end what is left of it
 share     take free partitions up to this sink's share, leave what is above it
 store     every partition whose batch is due
+marks     what somebody or something marked is kept in the store too
 end       nothing left to come: the end test and `_SUCCESS`; gone on: `_SUCCESS` goes
 """
 
@@ -20,8 +21,9 @@ from common import connect, ending, names
 from common.cancelling import Canceller, is_cancelled
 from common.crashpoints import reached
 from common.emptied import refuse_emptied, unaccepted
-from common.errors import HeadraceError, StoreEmptiedError
+from common.errors import HeadraceError, RedisUnusableError, StoreEmptiedError
 from common.feeder import Feeder
+from common.marks import archive
 from common.models import RunRecord
 from common.queue import Runs
 from common.queue.audit import EVERY_MS
@@ -42,6 +44,9 @@ log = logging.getLogger(__name__)
 
 CANCEL_STEP_S = 1.0
 """How long prompts of a cancelled run are ended before what came of it is stored."""
+
+MARKS_S = 10.0
+"""How often it is looked for marks that the store lacks."""
 
 AGAIN_S = 60.0
 """How often an end that was proven, or that could not be, is looked at again."""
@@ -94,10 +99,12 @@ class RunSink:
         self._limits = limits
         self._clock = clock
         self._audit_again_s = self._clock() + EVERY_MS / 1000
-        self._heed_again_s = self._look_again_s = 0.0
+        self._heed_again_s = self._look_again_s = self._marks_again_s = 0.0
         self._canceller = Canceller(client, store, record)
         self._differed = False
         self._pinned = False
+        self._over = False
+        self._marks_said = ""
         self._feeder = Feeder(client, store, record, clock=clock)
 
     def step(self, *, flush: bool = False) -> Standing:
@@ -124,6 +131,7 @@ class RunSink:
         if not flush:
             self._share(view)
         self._keep_pinned()
+        self._keep_marks(close=flush)
         if view.cancelled_run:
             return self._cancel(view, stops=flush)
         if self._heed_cancellation():
@@ -224,6 +232,20 @@ class RunSink:
         reached("sink.pinned")
         self._pinned = True
 
+    def _keep_marks(self, *, close: bool = False) -> None:
+        """Keep marks in the store too; one that cannot be kept stands in nobody's way."""
+        if self._clock() < self._marks_again_s and not close:
+            return
+        self._marks_again_s = self._clock() + MARKS_S
+        try:
+            archive.archive(self._client, self.store, self.record, close=close)
+        except RedisUnusableError:
+            raise
+        except HeadraceError as error:
+            if self._marks_said != str(error):
+                self._marks_said = str(error)
+                log.warning("run %s: its marks are in Redis alone: %s", self.record.run, error)
+
     def _heed_cancellation(self) -> bool:
         """Tell Redis where only the store knows that the run was cancelled."""
         if self._clock() < self._heed_again_s:
@@ -252,6 +274,7 @@ class RunSink:
 
     def _end(self, view: RunView) -> Standing:
         if not view.all_ended or view.entries:
+            self._over = False
             self._look_again_s = 0.0
             if view.ended:
                 ending.revoke(self._client, self.store, self.record)
@@ -265,6 +288,10 @@ class RunSink:
                 proven = self._test()
         if not proven:
             return Standing.GOES_ON
+        if not self._over:
+            # Nobody may look at it any more.
+            self._keep_marks(close=True)
+            self._over = True
         return Standing.COMPLETED if view.completed == view.total else Standing.FAILED
 
     def _test(self) -> bool:

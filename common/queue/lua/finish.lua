@@ -128,7 +128,10 @@ end
 local bucket = string.format('%.0f', math.floor(now / 5000))
 for run, sums in pairs(active) do
   for counter, by in pairs(sums) do count(run, counter, by) end
-  if sums.completed then redis.call('HINCRBY', rate_key(run), bucket, sums.completed) end
+  if sums.completed then
+    redis.call('HINCRBY', rate_key(run), bucket, sums.completed)
+    note_history(run, now, sums.completed, sums.output_tokens or 0, 0, 0, 0)
+  end
   note_activity(run, now)
 end
 return reply

@@ -218,6 +218,35 @@ local function note_activity(run, now)
   note_alive(run, now)
 end
 
+-- What half a minute brought: completions, their tokens, tokens that the servers generated, ms of
+-- running requests, ms of ready worker groups. Six hours are kept (`common.marks.effect`).
+local HISTORY_MS, HISTORY_KEPT = 30000, 720
+
+local function note_history(run, now, ...)
+  local key, bucket = history_key(run), math.floor(now / HISTORY_MS)
+  local field = string.format('%.0f', bucket)
+  local stored = redis.call('HGET', key, field)
+  local sums, i = {...}, 0
+  for part in string.gmatch(stored or '', '%d+') do
+    i = i + 1
+    sums[i] = (sums[i] or 0) + tonumber(part)
+  end
+  for n = 1, #sums do sums[n] = string.format('%.0f', sums[n]) end
+  redis.call('HSET', key, field, table.concat(sums, ','))
+  if stored or redis.call('HLEN', key) <= HISTORY_KEPT + 60 then return end
+  for _, other in ipairs(redis.call('HKEYS', key)) do
+    if tonumber(other) < bucket - HISTORY_KEPT then redis.call('HDEL', key, other) end
+  end
+end
+
+-- Keep a mark of this instant that stands for itself; `marks.lua` has those that others join.
+local function add_mark(run, now, kind, detail)
+  local at = string.format('%.0f', now)
+  local id = at .. '-self-' .. string.sub(redis.sha1hex(run .. at .. kind), 1, 12)
+  redis.call('HSET', marks_key(run), 'm:' .. id,
+    cjson.encode({id = id, kind = kind, at_ms = now, until_ms = now, detail = detail}))
+end
+
 local function job_data(hex)
   return '["workers.group.generate",null,["' .. hex .. '"],{}]'
 end
@@ -234,8 +263,9 @@ local FAULTS_IN_A_ROW = 20
 local function pause_for_faults(run, faults, reason)
   if faults < FAULTS_IN_A_ROW + redis.call('ZCARD', leases_key(run)) then return end
   if redis.call('HEXISTS', run_key(run), 'paused') == 1 then return end
-  redis.call('HSET', run_key(run), 'paused', string.format(
-    '%d faults in a row and no success, the last one: %s', faults, reason))
+  local why = string.format('%d faults in a row and no success, the last one: %s', faults, reason)
+  redis.call('HSET', run_key(run), 'paused', why)
+  add_mark(run, now_ms(), 'paused', why)
 end
 
 local function note_fault(run, reason)
