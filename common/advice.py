@@ -27,6 +27,7 @@ _LIMITS = {
     "redis_full": "Redis",
     "s3_error": "sink",
 }
+_OF_STATES = {"", "unknown", "mamba pool"}
 _OVER = {"completed", "completed_with_failures", "failed", "cancelled"}
 
 
@@ -86,8 +87,8 @@ def _limit_of(group: GroupFigures) -> str | None:
     """
     mamba, running, cap = group.mamba_usage, group.running or 0, group.cap
     at_cap = cap is not None and running >= cap
-    if mamba is not None and (mamba >= BUSY_SHARE or at_cap):
-        # The cap of a hybrid model is what its pool of states allows.
+    if mamba is not None and (mamba >= BUSY_SHARE or (at_cap and group.binds in _OF_STATES)):
+        # The cap of a hybrid model is what its pool of states allows, unless less was asked for.
         return "mamba pool"
     if group.kv_usage is not None and group.kv_usage >= BUSY_SHARE:
         return "KV pool"
@@ -124,6 +125,7 @@ def warnings(seen: Seen) -> list[str]:
         told.append(f"{waits} not yet in the store: `workers sink` stores and proves them")
     # Last, because what holds the run back is the more urgent.
     told += _of_answers(seen)
+    told += _of_room(seen)
     return told
 
 
@@ -171,6 +173,25 @@ def _of_servers(seen: Seen) -> list[str]:
     if unusable_s > UNUSABLE_S:
         told.insert(0, f"no server could be used for {unusable_s / 60:,.0f} min: start them again")
     return told
+
+
+def _of_room(seen: Seen) -> Iterator[str]:
+    """Say what would give more requests at once, where servers are full and prompts wait."""
+    if seen.status not in {"running", "ramping"} or not seen.counts.queued:
+        return
+    full = [group for group in seen.groups if _is_full(group) and group.advice]
+    # Servers that are alike differ in their measured figures alone: the first stands for them.
+    for kind in sorted({(group.binds, group.strategy, group.better) for group in full}, key=str):
+        alike = [g for g in full if (g.binds, g.strategy, g.better) == kind]
+        more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        how = f" (workers restart --strategy {kind[2]})" if kind[2] else ""
+        yield f"{alike[0].group}{more}: {alike[0].sizing}; {alike[0].advice}{how}"
+
+
+def _is_full(group: GroupFigures) -> bool:
+    if group.state != "ready" or group.cap is None:
+        return False
+    return (group.running or 0) >= group.cap and bool(group.queued)
 
 
 def _misfit(seen: Seen, group: GroupFigures) -> str:

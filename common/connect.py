@@ -146,19 +146,30 @@ def check(client: "redis.Redis", where: str) -> None:
         RedisUnusableError: Away, refusing, older than 6.2, a replica, of a cluster, or set to
             evict keys.
     """
-    info = _info(client, where)
+    info = info_of(client, where)
     said = False
     while info.get("loading") and info.get("role") == "master":
         if not said:
             log.warning("Redis at %s is loading its data: waiting for it", where)
             said = True
         time.sleep(jittered(LOADING_LOOK_S))
-        info = _info(client, where)
+        info = info_of(client, where)
+    refuse_old(info, where)
+    refuse_role(info, where)
+    refuse_eviction(info, where)
+
+
+def refuse_old(info: Mapping[str, Any], where: str) -> None:
+    """Raise RedisUnusableError where Redis lacks commands that are needed; `info` is its INFO."""
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MINIMUM_VERSION:
         raise RedisUnusableError(
             f"Redis at {where} is version {info['redis_version']}: Headrace needs 6.2 or newer"
         )
+
+
+def refuse_role(info: Mapping[str, Any], where: str) -> None:
+    """Raise RedisUnusableError for a replica and a node of a cluster; `info` is its INFO."""
     if info.get("cluster_enabled"):
         raise RedisUnusableError(
             f"Redis at {where} is a node of a Redis Cluster, which Headrace does not support: "
@@ -170,10 +181,14 @@ def check(client: "redis.Redis", where: str) -> None:
             f"Redis at {where} is a replica of {master} and takes no writes: give the address of "
             "its master"
         )
-    refuse_eviction(info, where)
 
 
-def _info(client: "redis.Redis", where: str) -> dict[str, Any]:
+def info_of(client: "redis.Redis", where: str) -> dict[str, Any]:
+    """Read all of Redis' INFO within seconds.
+
+    Raises:
+        RedisUnusableError: Away or refusing, in words.
+    """
     # A Redis that takes connections and does not answer is told within seconds.
     once_more = Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 1)
     try:

@@ -11,7 +11,8 @@ HeadraceError                    exit 1
       StoreDeniedError           rights, credentials, region or bucket: no object is to blame
       StoreDamagedError          an object's bytes are not what was written
       StoreEmptiedError          the output is not there any more; the same enqueue makes it anew
-    ServerUnusableError          the SGLang server: not there, wrong model, refuses our key
+    ServerUnusableError          the SGLang server: not there, wrong model
+      ServerDeniedError          it refuses our key
   ConflictError             5    the run exists with another value; both are named
   StateLostError            4    Redis does not know the run; enqueue or resume puts it back
   NotDoneError              1    a proof failed: keys missing, doubled or altered
@@ -82,7 +83,11 @@ class StoreEmptiedError(StoreUnusableError):
 
 
 class ServerUnusableError(BackendError):
-    """The SGLang server is not there, serves another model, or refuses our key."""
+    """The SGLang server is not there, or serves another model."""
+
+
+class ServerDeniedError(ServerUnusableError):
+    """The SGLang server asks for another key than ours, or for one at all."""
 
 
 class ConflictError(HeadraceError):

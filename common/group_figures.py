@@ -24,6 +24,11 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
         ages_s: Sum of the ages of the open requests; None where the process does not tell.
         up_s: How long this process has been at work; None where it does not tell.
         unready_s: How long the server has not been ready; 0 while it is, None where nobody tells.
+        binds: What ends the cap: mamba pool, KV pool, requested, default, unknown; empty where
+            nothing tells.
+        sizing: Why the cap is what it is, in a sentence; empty likewise.
+        advice, better: What would give more requests at once, and the strategy of it; empty where
+            nothing gains much.
         completed: Completions recorded by this process.
         at_ms: Redis TIME of this reading, filled in when published.
     """
@@ -54,5 +59,9 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
     ages_s: float | None = None
     up_s: float | None = None
     unready_s: float | None = None
+    binds: str = ""
+    sizing: str = ""
+    advice: str = ""
+    better: str = ""
     completed: int = 0
     at_ms: int = 0

@@ -82,6 +82,8 @@ RUNS = "headrace:runs"
 WORKER_GROUPS = "headrace:worker_groups"
 PRESENT = "headrace:present"
 RIGHTS_TRIED = "headrace:rights"
+DOCTOR = "headrace:doctor:"
+"""Before what `workers doctor` writes, reads and removes."""
 """Stem of the keys on which a user's rights are tried; gone when that has been done."""
 
 KEY_BYTES = 16

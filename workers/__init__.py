@@ -12,7 +12,8 @@ way back. Its lease is renewed until it has left them all.
       endings returns              where a job goes that leaves its slot
       finisher turnkeeper          results, turns to Redis
       keeper aborts lives rids     slots, leases, reaping, takeover
-      showing marking caretaker    figures to Redis; what marks itself; what idle ones do
+      showing marking sizing       figures to Redis; what marks itself; room of the server
+      caretaker                    what idle ones do
       stopping mishaps             the two stages of a stop; errors of ours
     prompt/                        one prompt: attempt after attempt, turn after turn (`serve`)
       serving needs turns outcomes what that needs of others; what it asks next, ends as
@@ -24,10 +25,13 @@ way back. Its lease is renewed until it has left them all.
       capacity                     how many requests it should hold
       versions launch_line         what SGLang's versions call things; how one is started
       records                      what its supervisor writes down here, and is asked
-      facts diagnosis strategies   what it was launched with; what binds, what each strategy gives
+      facts binding                what it was launched with; what binds its concurrency
+      diagnosis strategies         that in words; what each strategy would give
       model_shape model_files      what a request costs, out of a model's config.json
+      thinking                     whether it thinks aloud
     sink/                          from stream to store: `sink` all runs, `run_sink` one
     node/                          the processes of one machine: a child a worker group
+      doctor/                      whether Redis, the store, the servers, this machine are fit
     simulator/                     a stand-in for SGLang at the socket, and as a program
 
 When something fails:

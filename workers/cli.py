@@ -12,6 +12,7 @@ from common.stops import end_on_stop
 _COMMANDS = {
     "completion": "workers.commands.settings",
     "config": "workers.commands.settings",
+    "doctor": "workers.commands.doctor",
     "simulate": "workers.simulator.command",
     "sink": "workers.commands.sink",
     "start": "workers.commands.start",

@@ -31,6 +31,7 @@ from common.store import frames, s3_errors
 from common.store.base import StoredObject
 from common.store.identity import checked_name, holds_same, identity_of, looks_whole
 from common.store.retry import DEFAULT, Patience, full_jitter_s
+from common.store.s3_about import S3About, about
 from common.store.s3_client import FOREIGN_ERRORS, RenewingClient, checksum_setting
 
 if TYPE_CHECKING:
@@ -113,6 +114,17 @@ class S3Store:
             )
         with suppress(StoreUnusableError):  # a sink needs no right to delete
             self.delete(name)
+
+    def about(self) -> S3About:
+        """Ask, with one request, where this bucket is and what time it is there.
+
+        Raises:
+            StoreUnusableError: As of any call.
+        """
+        with self._mapped("ListObjectsV2"):
+            return self._client.call(
+                lambda client: about(client, bucket=self._bucket, prefix=self._stem)
+            )
 
     def put_if_absent(self, name: str, data: bytes, *, rows_sha256: str = "") -> bool:
         """Write an object unless the name exists; see `ObjectStore`."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.servers.capacity import DEFAULT_CAP, backlog_of, bound_of, cap_from_log
+from workers.servers.capacity import DEFAULT_CAP, backlog_of, bound_of
 from workers.servers.loads import (
     ServerLoad,
     combined,
@@ -63,22 +63,6 @@ def test_the_backlog_is_a_tenth_of_the_cap_or_two(cap: int) -> None:
 def test_a_bound_below_one_is_refused(concurrency: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         bound_of(concurrency, 32)
-
-
-@pytest.mark.parametrize(
-    ("log", "cap"),
-    [
-        ("max_total_num_tokens=1, max_running_requests=9, context_len=262144, available", 9),
-        ("server_args=ServerArgs(max_running_requests=32, max_queued_requests=None)", None),
-        ("max_running_requests=9, context_len=1\nmax_running_requests=49, context_len=1", 49),
-        ("max_running_requests is capped to 4 by the mamba state cache (…)", 4),
-        ("max_running_requests was reduced from the requested 32 to 9 (per dp worker)", 9),
-        ("max_running_requests is capped to 4 by\nmax_running_requests=4, context_len=2048", 4),
-        ("", None),
-    ],
-)
-def test_the_cap_is_read_from_the_log_of_the_last_start(log: str, cap: int | None) -> None:
-    assert cap_from_log(log) == cap
 
 
 def test_a_loads_page_tells_running_queued_and_the_effective_cap() -> None:

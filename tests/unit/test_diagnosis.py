@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers.servers.binding import pools_of
 from workers.servers.capacity import (
     STRATEGIES,
     Strategy,
@@ -19,7 +20,7 @@ from workers.servers.capacity import (
     resolved,
     states_per_request,
 )
-from workers.servers.diagnosis import before_launch, diagnose, launched_line, pools_of
+from workers.servers.diagnosis import before_launch, diagnose, launched_line
 from workers.servers.facts import GIB, ServerFacts, facts_of_info, with_log
 from workers.servers.model_shape import ModelShape
 from workers.servers.strategies import (
@@ -50,6 +51,12 @@ JOB = ServerFacts(
     ratio=0.9,
 )
 """A GPU of the job that Headrace was born from, as it began; 3,250 tokens a prompt and answer."""
+
+
+TWO_STARTS = (
+    "max_total_num_tokens=1, max_running_requests=9, context_len=1\n"
+    "max_total_num_tokens=1, max_running_requests=49, context_len=1"
+)
 
 
 def facts(page: dict[str, Any]) -> ServerFacts:
@@ -262,6 +269,22 @@ def test_a_log_tells_what_the_states_take_and_the_last_start_counts() -> None:
     assert with_log(ServerFacts(), "") == ServerFacts()
 
 
+@pytest.mark.parametrize(
+    ("log", "cap"),
+    [
+        ("max_total_num_tokens=1, max_running_requests=9, context_len=262144, available", 9),
+        ("server_args=ServerArgs(max_running_requests=32, max_queued_requests=None)", None),
+        (TWO_STARTS, 49),
+        ("max_running_requests is capped to 4 by the mamba state cache (…)", 4),
+        ("max_running_requests was reduced from the requested 32 to 9 (per dp worker)", 9),
+        ("max_running_requests is capped to 4 by\nmax_total_num_tokens=9, …", 4),
+        ("", None),
+    ],
+)
+def test_the_cap_is_read_from_the_log_of_the_last_start(log: str, cap: int | None) -> None:
+    assert with_log(ServerFacts(), log).cap == cap
+
+
 # --- What else binds -----------------------------------------------------------------------------
 
 
@@ -309,7 +332,7 @@ def test_a_number_that_was_asked_for_below_what_fits_is_named_first() -> None:
     found = diagnose(told)
 
     assert found.binds == "requested"
-    assert found.advice == ("ask for more with --max-running-requests: its memory holds about 32")
+    assert found.advice == ("ask for more with --max-running-requests: its memory holds up to 32")
 
 
 def test_slots_beyond_the_captured_graphs_are_warned_of() -> None:

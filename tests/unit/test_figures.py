@@ -508,6 +508,8 @@ def test_many_cut_off_answers_are_warned_of(truncated: int, warned: bool) -> Non
         ("mamba pool", {"mamba_usage": 0.95, "queued": 3}),
         ("KV pool", {"kv_usage": 0.97}),
         ("mamba pool", {"mamba_usage": 0.61, "running": 32, "cap": 32}),
+        ("mamba pool", {"mamba_usage": 0.6, "running": 9, "cap": 9, "binds": "mamba pool"}),
+        (None, {"mamba_usage": 0.61, "running": 32, "cap": 32, "binds": "requested"}),
         ("server queue", {"queued": 3, "running": 32, "cap": 32}),
         ("server queue", {"queued": 3}),
         ("prefill", {"queued": 3, "running": 8, "cap": 32}),
@@ -517,6 +519,44 @@ def test_many_cut_off_answers_are_warned_of(truncated: int, warned: bool) -> Non
 )
 def test_what_limits_a_run_is_named(limit: str | None, own: dict[str, Any]) -> None:
     assert figures(counts(), groups=[group(**own)])["limited_by"] == limit
+
+
+FULL: dict[str, Any] = {
+    "running": 32,
+    "queued": 3,
+    "cap": 32,
+    "binds": "mamba pool",
+    "strategy": "extra_buffer",
+    "sizing": "32 requests at once: the mamba pool binds (160 states, 5 a request)",
+    "advice": "no_radix gives about 149",
+    "better": "no_radix",
+}
+
+
+def test_full_servers_that_could_hold_more_are_told_of_once_with_the_command() -> None:
+    groups = [group(group=f"gpu{n}@h", **FULL) for n in range(3)]
+    groups.append(group(group="gpu3@h", **FULL | {"running": 20, "queued": 0}))
+
+    (warning,) = figures(counts(), groups=groups)["warnings"]
+    assert warning == (
+        "gpu0@h and 2 more: 32 requests at once: the mamba pool binds (160 states, 5 a request); "
+        "no_radix gives about 149 (workers restart --strategy no_radix)"
+    )
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"advice": ""},
+        {"running": 31},
+        {"queued": 0},
+        {"state": "down"},
+    ],
+)
+def test_servers_with_room_or_without_advice_are_not_told_of(own: dict[str, Any]) -> None:
+    told = figures(counts(), groups=[group(**FULL | own), group()])
+
+    assert not any("32 requests at once" in each for each in told["warnings"])
 
 
 def test_one_odd_server_does_not_name_the_limit_of_all() -> None:

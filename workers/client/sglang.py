@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import msgspec
 
-from common.errors import ServerUnusableError
+from common.errors import ServerDeniedError, ServerUnusableError
 from common.models import Endpoint
 from workers.client.answers import BadAnswerError, read_answer
 from workers.client.faults import AttemptError, AttemptTimeoutError, ServerAnswer, ServerGoneError
@@ -303,7 +303,7 @@ class SGLangClient:
 
     def _refused(self, path: str, answer: ServerAnswer) -> Exception:
         if answer.status in _REFUSES_KEY:
-            return ServerUnusableError(
+            return ServerDeniedError(
                 f"the server at {self.url} refuses our key (HTTP {answer.status}): "
                 "set HEADRACE_API_KEY to its --api-key"
             )

@@ -14,6 +14,7 @@ from workers.engine.core import Core
 from workers.engine.finisher import Finisher
 from workers.engine.keeper import Keeper
 from workers.engine.marking import Marking
+from workers.engine.sizing import Sizing
 
 LOOKS = 12
 """How often occupancy is looked at between two publications."""
@@ -43,6 +44,7 @@ class Showing:
         self._on_beat = on_beat
         self._marking = Marking(core)
         self._began_s = self._ready_s = time.monotonic()
+        self._sizing = Sizing()
         self._occupied: deque[tuple[float, int, int]] = deque(maxlen=240)
 
     async def run(self) -> None:
@@ -64,6 +66,7 @@ class Showing:
     def figures(self) -> GroupFigures:
         """Say how this process is now."""
         watch, load, identity = self._core.watch, self._core.watch.load, self._core.watch.identity
+        sized = self._sizing.diagnosis(identity.facts if identity else None, load)
         now_s = time.monotonic()
         state, detail = self._state()
         if watch.ready:
@@ -95,6 +98,10 @@ class Showing:
             ages_s=self._core.holdings.ages_s(now_s),
             up_s=now_s - self._began_s,
             unready_s=now_s - self._ready_s,
+            binds=sized.binds if sized else "",
+            sizing=sized.words if sized else "",
+            advice=sized.advice if sized else "",
+            better=sized.better or "" if sized else "",
             completed=self._finisher.completed,
         )
 

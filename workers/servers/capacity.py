@@ -29,10 +29,6 @@ BACKLOG_MIN = 2
 DEFAULT_CAP = 32
 """What is assumed of a server that does not tell its cap and was given no explicit bound."""
 
-# Not the line with all arguments, which has the figure that was asked for.
-_SUMMARY = re.compile(r"\bmax_running_requests=(\d+), context_len=")
-_LOWERED = re.compile(r"max_running_requests (?:is capped to|was reduced .*? to) (\d+)")
-
 
 _BASE_STATES = 3
 _TRACKED: dict[tuple[Strategy, bool], int] = {
@@ -172,17 +168,3 @@ def bound_of(concurrency: int | Literal["auto"], cap: int | None) -> int:
         cap = DEFAULT_CAP
     full = cap + backlog_of(cap)
     return full if concurrency == "auto" else min(concurrency, full)
-
-
-def cap_from_log(log: str) -> int | None:
-    """Read the cap from a server's log, for versions that tell it nowhere else.
-
-    Args:
-        log: Any part of the log; the last start counts.
-
-    Returns:
-        The summary line's figure, which is the effective one in every version; else that of a
-        warning; None when there is neither.
-    """
-    found = _SUMMARY.findall(log) or _LOWERED.findall(log)
-    return int(found[-1]) if found else None

@@ -4,23 +4,19 @@ diagnose       of a running server, by what it says of itself
 before_launch  of a model and a GPU, for `--strategy best`
 """
 
-from typing import Literal
-
 import msgspec
 
-from workers.servers.capacity import Strategy, kv_cap, states_per_request
+from workers.servers.binding import Binds, binds_of, per_request_of, pools_of
+from workers.servers.capacity import Strategy
 from workers.servers.facts import ServerFacts
 from workers.servers.model_shape import ModelShape
 from workers.servers.strategies import (
     Option,
-    Pools,
     Prompts,
     best_of,
     options_of,
     pools_before_launch,
 )
-
-Binds = Literal["mamba pool", "KV pool", "requested", "default", "unknown"]
 
 WORTH_TELLING = 1.2
 """An alternative that gives less than this times the slots is not advised."""
@@ -39,6 +35,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         options: What each strategy would give on the same memory; none without a pool of states.
         words: One sentence on what binds.
         advice: What to do; empty when nothing gains much.
+        better: The strategy that is advised, None when it is another thing or none.
     """
 
     strategy: Strategy | None = None
@@ -51,6 +48,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     options: list[Option] = []
     words: str = ""
     advice: str = ""
+    better: Strategy | None = None
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +80,7 @@ def diagnose(
         prompts: What is known of those that it serves.
     """
     prompts = prompts or Prompts()
-    per_request = _per_request(facts)
+    per_request = per_request_of(facts)
     tokens = prompts.tokens
     fits = int(facts.kv_tokens / tokens) if facts.kv_tokens and tokens else None
     options = (
@@ -98,15 +96,18 @@ def diagnose(
     found = Diagnosis(
         strategy=facts.strategy if facts.recurrent is not False else None,
         cap=facts.cap,
-        binds=_binds(facts, per_request, fits),
+        binds=binds_of(facts, per_request, fits),
         states=facts.states,
         per_request=per_request,
         kv_tokens=facts.kv_tokens,
         fits=fits,
         options=options,
     )
+    words = _words(found, facts, prompts)
+    better = _better(found, prompts)
+    advice = _to_change(found, facts, prompts, better) if better else _advice(found, prompts)
     return msgspec.structs.replace(
-        found, words=_words(found, facts, prompts), advice=_advice(found, facts, prompts)
+        found, words=words, advice=advice, better=better.strategy if better else None
     )
 
 
@@ -165,31 +166,6 @@ def before_launch(
     )
 
 
-def pools_of(facts: ServerFacts, shape: ModelShape | None) -> Pools:
-    """Put together what is known of a server's memory.
-
-    What config.json does not tell is taken from the server: a token's bytes from the KV pool's, a
-    state's from its log, else from the ratio at which SGLang split the memory by itself.
-    """
-    token_bytes: float | None = shape.token_bytes if shape else None
-    state_bytes: float | None = shape.state_bytes if shape else None
-    if not token_bytes and facts.kv_bytes and facts.kv_tokens:
-        token_bytes = facts.kv_bytes / facts.kv_tokens
-    if not state_bytes and facts.states_bytes and facts.states:
-        state_bytes = facts.states_bytes / facts.states
-    split = bool(facts.states and facts.kv_tokens and facts.ratio)
-    by_itself = split and facts.asked_states is None and facts.strategy != "no_radix"
-    if not state_bytes and token_bytes and by_itself:
-        kv_bytes = (facts.kv_tokens or 0) * token_bytes
-        state_bytes = (facts.ratio or 0.0) * kv_bytes / (facts.states or 1)
-    return Pools(
-        states=facts.states,
-        kv_tokens=facts.kv_tokens,
-        state_bytes=state_bytes or None,
-        token_bytes=token_bytes or None,
-    )
-
-
 def launched_line(found: Diagnosis, *, version: str = "") -> str:
     """Say in one line what a server came to: version, strategy, cap and why, KV tokens, states."""
     parts = [f"SGLang {version or 'of unknown version'}"]
@@ -199,51 +175,6 @@ def launched_line(found: Diagnosis, *, version: str = "") -> str:
     if found.kv_tokens:
         parts.append(f"{found.kv_tokens:,} KV tokens")
     return ", ".join(parts)
-
-
-# --- What binds ----------------------------------------------------------------------------------
-
-
-def _per_request(facts: ServerFacts) -> int | None:
-    """Say how many states a request reserves; the server's environment shows in its cap alone."""
-    if facts.strategy is None or facts.recurrent is False:
-        return None
-    told = [
-        states_per_request(
-            facts.strategy,
-            version=facts.version,
-            overlap=facts.overlap,
-            speculative=facts.speculative,
-            skip_decode_lock=skips,
-        )
-        for skips in (False, True)
-    ]
-    if facts.states and facts.cap and facts.cap > facts.states // told[0]:
-        return told[1] if facts.cap <= facts.states // told[1] else told[0]
-    return told[0]
-
-
-def _binds(facts: ServerFacts, per_request: int | None, fits: int | None) -> Binds:
-    cap = facts.cap
-    if cap is None:
-        return "unknown"
-    if fits is not None and fits < cap:
-        return "KV pool"
-    by_states = facts.states // per_request if facts.states and per_request else None
-    if facts.asked is not None and cap >= facts.asked:
-        # Also where the pool of states was made for just that number.
-        return "requested"
-    if by_states is not None and cap >= by_states:
-        return "mamba pool"
-    by_kv = kv_cap(
-        facts.asked,
-        kv_tokens=facts.kv_tokens,
-        context_length=facts.context_length,
-        version=facts.version,
-    )
-    if by_kv is not None and cap >= by_kv:
-        return "default" if facts.asked is None else "KV pool"
-    return "unknown"
 
 
 # --- In words ------------------------------------------------------------------------------------
@@ -275,32 +206,55 @@ def _words(found: Diagnosis, facts: ServerFacts, prompts: Prompts) -> str:
     return f"{told}: {why}"
 
 
-def _advice(found: Diagnosis, facts: ServerFacts, prompts: Prompts) -> str:
+def _advice(found: Diagnosis, prompts: Prompts) -> str:
+    """Say what to do where no other strategy is advised."""
+    cap = found.cap or 0
     if found.binds == "KV pool" and found.fits is not None:
         return (
             "requests are set back when it is full: give it more tokens (--mem-fraction-static, "
             "--kv-cache-dtype fp8_e4m3, a smaller --mamba-full-memory-ratio), or fewer requests"
         )
+    mine = _mine(found)
+    if found.binds == "requested" and mine and _gains(mine.most, cap):
+        return (
+            "ask for more with --max-running-requests: its memory holds "
+            f"{_about(prompts)} {mine.most:,}{_asks_for(mine)}"
+        )
+    if found.binds == "mamba pool" and mine and mine.resized and _gains(mine.resized, cap):
+        return (
+            f"about {mine.resized:,} would fit into the same memory, split otherwise"
+            f"{_asks_for(mine)}"
+        )
+    return ""
+
+
+def _mine(found: Diagnosis) -> Option | None:
+    return next((each for each in found.options if each.strategy == found.strategy), None)
+
+
+def _better(found: Diagnosis, prompts: Prompts) -> Option | None:
+    """Choose the strategy that is worth a change; None where none is."""
     if found.binds not in {"mamba pool", "requested"} or not found.options or not found.cap:
-        return ""
+        return None
+    mine = _mine(found)
+    if found.binds == "requested" and mine and _gains(mine.most, found.cap):
+        return None  # what it has is not even used
     best = best_of(found.options, prompts)
-    mine = next((each for each in found.options if each.strategy == found.strategy), None)
-    if found.binds == "requested" and (mine is None or _gains(mine.most, found.cap)):
-        slots = mine.most if mine else None
-        more = f": its memory holds about {slots:,}" if slots else ""
-        return f"ask for more with --max-running-requests{more}"
-    if best.strategy == found.strategy:
-        return _advice_to_resize(mine, found.cap)
-    if not _gains(best.most, found.cap):
-        return ""
-    others = _others(found.options, best.strategy, but=found.strategy)
-    # Without the requests' mean length nobody knows what the KV pool says to so many.
-    about = "about" if prompts.tokens else "up to"
+    return best if best.strategy != found.strategy and _gains(best.most, found.cap) else None
+
+
+def _to_change(found: Diagnosis, facts: ServerFacts, prompts: Prompts, better: Option) -> str:
+    others = _others(found.options, better.strategy, but=found.strategy)
     return (
-        f"{best.strategy} gives {about} {best.most:,} on the same memory"
-        f"{f' ({others})' if others else ''}{_asks_for(best)}{_graphs(best, facts)}; its price: "
-        f"{best.price}"
+        f"{better.strategy} gives {_about(prompts)} {better.most:,} on the same memory"
+        f"{f' ({others})' if others else ''}{_asks_for(better)}{_graphs(better, facts)}; its "
+        f"price: {better.price}"
     )
+
+
+def _about(prompts: Prompts) -> str:
+    # Without the requests' mean length nobody knows what the KV pool says to so many.
+    return "about" if prompts.tokens else "up to"
 
 
 def _graphs(option: Option, facts: ServerFacts) -> str:
@@ -309,14 +263,6 @@ def _graphs(option: Option, facts: ServerFacts) -> str:
     if limit is None or most <= limit or limit in {facts.asked, facts.cap}:
         return ""
     return f" (above {limit:,} it decodes without captured graphs: raise --cuda-graph-max-bs too)"
-
-
-def _advice_to_resize(mine: Option | None, cap: int) -> str:
-    if mine is None or mine.resized is None or not _gains(mine.resized, cap):
-        return ""
-    return (
-        f"about {mine.resized:,} would fit into the same memory, split otherwise{_asks_for(mine)}"
-    )
 
 
 def _asks_for(option: Option) -> str:

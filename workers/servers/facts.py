@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from workers.servers.capacity import Strategy, cap_from_log, resolved
+from workers.servers.capacity import Strategy, resolved
+from workers.servers.log_lines import Capped, MambaPool, Started, parse_line
 
 GIB = 1 << 30
 
@@ -35,6 +36,10 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         kv_bytes: What that takes, to a megabyte or so.
         context_length: Tokens of prompt and answer together.
         graph_cap: Requests up to which it decodes with captured graphs; None also without any.
+        most_queued: Requests that may wait, above which it answers 503; None: any number.
+        policy: By which order it takes those that wait.
+        logs_prompts: Whether it writes requests into its log.
+        metrics: Whether it has a page of metrics.
         ranks: Data-parallel ones, each with pools of its own.
         tp: GPUs that it spans.
         model_path: Where its weights came from.
@@ -56,6 +61,10 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kv_bytes: float | None = None
     context_length: int | None = None
     graph_cap: int | None = None
+    most_queued: int | None = None
+    policy: str = ""
+    logs_prompts: bool = False
+    metrics: bool | None = None
     ranks: int = 1
     tp: int = 1
     model_path: str | None = None
@@ -97,6 +106,10 @@ class _Info(msgspec.Struct):
     cuda_graph_max_bs_decode: int | None = None
     cuda_graph_config: Any = None
     disable_cuda_graph: bool | None = None
+    max_queued_requests: int | None = None
+    schedule_policy: str | None = None
+    log_requests: bool | None = None
+    enable_metrics: bool | None = None
     internal_states: list[_Rank] = []
 
 
@@ -138,6 +151,10 @@ def facts_of_info(body: bytes, *, context_length: int | None = None) -> ServerFa
         kv_bytes=memory.kvcache * GIB if memory.kvcache else None,
         context_length=told.context_length or context_length,
         graph_cap=_graph_cap(told),
+        most_queued=told.max_queued_requests,
+        policy=told.schedule_policy or "",
+        logs_prompts=bool(told.log_requests),
+        metrics=told.enable_metrics,
         ranks=ranks,
         tp=max(1, told.tp_size // (ranks if told.enable_dp_attention else 1)),
         model_path=told.model_path,
@@ -169,13 +186,9 @@ def _graph_cap(told: _Info) -> int | None:
     return told.cuda_graph_max_bs_decode or told.cuda_graph_max_bs
 
 
-_TOKENS = re.compile(r"\bmax_total_num_tokens=(\d+)")
-_CONTEXT = re.compile(r"\bmax_running_requests=\d+, context_len=(\d+)")
-_POOL = re.compile(
-    r"Mamba Cache is allocated\. max_mamba_cache_size: (\d+), "
-    r"conv_state size: ([\d.]+)GB, ssm_state size: ([\d.]+)GB"
+_POOL_SIZES = re.compile(
+    r"Mamba Cache is allocated\..*?conv_state size: ([\d.]+)GB, ssm_state size: ([\d.]+)GB"
 )
-_CAPPED = re.compile(r"max_mamba_cache_size=(\d+), \d+ state slots per request")
 
 
 def with_log(facts: ServerFacts, log: str) -> ServerFacts:
@@ -185,28 +198,32 @@ def with_log(facts: ServerFacts, log: str) -> ServerFacts:
         facts: What it tells; `ServerFacts()` where it tells nothing.
         log: Any part of its log with its start; the last start counts.
     """
-    pools = _POOL.findall(log)
-    states, conv_gb, ssm_gb = pools[-1] if pools else (_last(_CAPPED, log), 0, 0)
-    found: dict[str, Any] = {
-        "cap": cap_from_log(log),
-        "kv_tokens": _number(_last(_TOKENS, log)),
-        "context_length": _number(_last(_CONTEXT, log)),
-        "states": _number(states),
-        "states_bytes": (float(conv_gb) + float(ssm_gb)) * GIB or None,
-        "recurrent": True if states else None,
-    }
-    missing = {
-        name: value
-        for name, value in found.items()
-        if value is not None and getattr(facts, name) is None
-    }
+    found: dict[str, Any] = {}
+    for line in log.splitlines():
+        found |= {name: value for name, value in _of_line(line).items() if value is not None}
+    missing = {name: value for name, value in found.items() if getattr(facts, name) is None}
     return msgspec.structs.replace(facts, **missing)
 
 
-def _last(pattern: re.Pattern[str], log: str) -> str | None:
-    found = pattern.findall(log)
-    return found[-1] if found else None
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text else None
+def _of_line(line: str) -> dict[str, Any]:
+    told = parse_line(line.encode())
+    if isinstance(told, Started):
+        return {
+            "cap": told.cap,
+            "kv_tokens": told.kv_tokens,
+            "context_length": told.context_length,
+        }
+    if isinstance(told, Capped):
+        # Before its start's own line, which has the same cap.
+        recurrent = True if told.states else None
+        return {
+            "cap": told.cap,
+            "asked": told.asked,
+            "states": told.states,
+            "recurrent": recurrent,
+        }
+    if isinstance(told, MambaPool):
+        sizes = _POOL_SIZES.search(line)
+        gib = float(sizes[1]) + float(sizes[2]) if sizes else 0.0
+        return {"states": told.states, "states_bytes": gib * GIB or None, "recurrent": True}
+    return {}

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from common.ids import canonical_json, rows_sha256
+from workers.servers.facts import ServerFacts, facts_of_info
 
 
 class ServerIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,7 @@ class ServerIdentity(msgspec.Struct, frozen=True, kw_only=True):
             its default keywords. A template that comes with the model is pinned by `model_path`.
         reasoning_parser, tool_call_parser: None when there is none.
         auto_truncate: It cuts prompts that are too long instead of refusing them.
+        facts: How it was launched, and what came of it.
         sampling_defaults: Where a request's missing parameters come from, and the preferred ones.
     """
 
@@ -47,6 +49,7 @@ class ServerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: str | None = None
     sampling_defaults: str | None = None
     auto_truncate: bool = False
+    facts: ServerFacts | None = None
 
 
 class ServerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -194,6 +197,7 @@ def read_identity(models: bytes, info: bytes | None) -> ServerIdentity:
         tool_call_parser=found.tool_call_parser,
         sampling_defaults=_sampling_defaults(found),
         auto_truncate=bool(found.allow_auto_truncate),
+        facts=_facts(info, listed[0].max_model_len),
     )
 
 
@@ -274,6 +278,14 @@ def _strategy(found: _ServerInfo) -> str | None:
     if found.disable_radix_cache:
         return "no_radix"
     return found.mamba_radix_cache_strategy or found.mamba_scheduler_strategy
+
+
+def _facts(info: bytes | None, context_length: int | None) -> ServerFacts | None:
+    try:
+        return facts_of_info(info, context_length=context_length) if info is not None else None
+    except ValueError:
+        # Another version's shape of what nothing but advice hangs on.
+        return None
 
 
 def _template_hash(found: _ServerInfo) -> str:

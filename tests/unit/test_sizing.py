@@ -1,0 +1,92 @@
+"""What a worker group tells of its server's room."""
+
+import json
+from pathlib import Path
+
+from tests.support.server_process import wait_until
+from workers.engine.sizing import Sizing
+from workers.servers.facts import ServerFacts
+from workers.servers.loads import ServerLoad
+
+QWEN3_NEXT = {
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 48,
+    "full_attention_interval": 4,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+
+
+def facts(**own: object) -> ServerFacts:
+    known = {
+        "version": "0.5.12.post1",
+        "strategy": "extra_buffer",
+        "recurrent": True,
+        "states": 160,
+        "cap": 32,
+        "kv_tokens": 450_000,
+    }
+    return ServerFacts(**known | own)  # type: ignore[arg-type]
+
+
+def full(**own: object) -> ServerLoad:
+    # 32 requests of 3,250 tokens.
+    return ServerLoad(**{"running": 32, "queued": 3, "token_usage": 0.2311} | own)  # type: ignore[arg-type]
+
+
+def test_a_requests_tokens_are_measured_while_the_server_is_full_and_the_largest_counts() -> None:
+    sizing = Sizing()
+    ramp = sizing.diagnosis(facts(), full(running=10, token_usage=0.9))
+    assert ramp is not None
+    assert ramp.fits is None  # so few hold what nobody can tell
+
+    sizing.diagnosis(facts(), full())
+    later = sizing.diagnosis(facts(), full(token_usage=0.1))
+    assert later is not None
+    assert later.fits == 138
+    assert later.better == "no_radix"
+
+
+def test_the_models_own_config_makes_it_exact(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_NEXT))
+    sizing, told = Sizing(), facts(model_path=str(tmp_path))
+
+    def advises(slots: str) -> bool:
+        found = sizing.diagnosis(told, full())
+        return found is not None and slots in found.advice
+
+    wait_until(lambda: advises("no_radix gives about 149"), "config.json to be read", 60)
+
+
+def test_another_launch_is_measured_anew() -> None:
+    sizing = Sizing()
+    sizing.diagnosis(facts(), full())
+    changed = facts(strategy="no_buffer", states=216, cap=72)
+
+    found = sizing.diagnosis(changed, ServerLoad(running=32, token_usage=0.23))
+    assert found is not None
+    assert (found.fits, found.per_request, found.cap) == (None, 3, 72)
+
+
+def test_figures_of_several_ranks_are_those_of_one() -> None:
+    sizing = Sizing()
+    both = full(running=64, cap=64, token_usage=0.2311)
+    sizing.diagnosis(facts(ranks=2), both)
+
+    found = sizing.diagnosis(facts(ranks=2), both)
+    assert found is not None
+    assert (found.cap, found.binds, found.fits) == (32, "mamba pool", 138)
+
+
+def test_a_server_that_has_said_nothing_is_not_judged() -> None:
+    assert Sizing().diagnosis(None, None) is None
+    found = Sizing().diagnosis(facts(), None)
+    assert found is not None
+    assert found.binds == "mamba pool"

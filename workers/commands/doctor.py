@@ -1,0 +1,124 @@
+"""`workers doctor`: whether all is fit for the work."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from common.errors import BackendError, UsageError
+from common.options import REDIS
+from workers.node.doctor.examine import Asked, examine
+from workers.node.doctor.lines import summary
+from workers.node.doctor.machine_part import records_of
+from workers.node.doctor.server_part import Target
+from workers.node.doctor.view import show
+from workers.options import group_name, parse_gpus, server_url, this_host
+
+LIMIT_S = 30.0
+
+
+@click.command()
+@click.option(
+    "--gpu",
+    metavar="N|A-B|A,B",
+    help="Look at the servers of these GPUs.  [default: those that workers serve has launched]",
+)
+@click.option(
+    "--tp",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="GPUs that one server spans.",
+)
+@click.option(
+    "--server",
+    metavar="URL",
+    help="A server; {gpu} stands for the GPU's number.  [default: http://127.0.0.1:{30000+gpu}]",
+)
+@REDIS
+@click.option(
+    "--output",
+    metavar="URL",
+    help="The store to try: s3://BUCKET/PREFIX or a directory.  [default: the runs' own]",
+)
+@click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's.")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    default=Path(".headrace"),
+    show_default=True,
+    metavar="DIR",
+    help="Where workers serve and the sink keep what is this machine's own.",
+)
+@click.option(
+    "--time-limit",
+    "limit_s",
+    type=click.FloatRange(min=1),
+    default=LIMIT_S,
+    show_default=True,
+    metavar="S",
+    help="Seconds that Redis, the store and the servers each may take.",
+)
+@click.option("--json", "json_", is_flag=True, help="One JSON object on stdout.")
+def doctor(
+    *,
+    gpu: str | None,
+    tp: int,
+    server: str | None,
+    redis: str | None,
+    output: str | None,
+    endpoint_url: str | None,
+    state_dir: Path,
+    limit_s: float,
+    json_: bool,
+) -> int:
+    """Look whether all that the work needs is fit for it.
+
+    Redis, the store, the servers and this machine. Changes nothing: what it writes it removes.
+    Each line is ok, a warning (it costs time, or will) or a fault (it does not work, or loses
+    something), with what to do. Ends with 4 on a fault, 0 else. The servers' key comes from
+    HEADRACE_API_KEY.
+
+    \b
+    Example:
+        workers doctor --gpu 0-7 --redis redis://queue:6379/0 --output s3://bucket/prefix
+        workers doctor --json | jq '.lines[] | select(.level != "ok")'
+    """
+    lines = examine(
+        Asked(
+            redis=redis,
+            output=output,
+            endpoint_url=endpoint_url,
+            targets=_targets(gpu, tp=tp, server=server, state_dir=state_dir),
+            state_dir=state_dir,
+            limit_s=limit_s,
+        )
+    )
+    found = summary(lines)
+    if json_:
+        click.echo(msgspec.json.encode(found).decode())
+    else:
+        show(lines)
+    return 0 if found["ok"] else BackendError.exit_code
+
+
+def _targets(
+    gpu: str | None, *, tp: int, server: str | None, state_dir: Path
+) -> tuple[Target, ...]:
+    if gpu is not None:
+        sets = parse_gpus(gpu, tp)
+        if len(sets) > 1 and server is not None and "{gpu}" not in server:
+            raise UsageError(
+                f"--server names one server for {len(sets)} worker groups: write {{gpu}} in it"
+            )
+        return tuple(
+            Target(group_name(gpus, this_host()), server_url(server, gpus[0])) for gpus in sets
+        )
+    if server is not None:
+        if "{gpu}" in server:
+            raise UsageError("--server holds {gpu}: say which with --gpu")
+        return (Target("server", server_url(server, 0)),)
+    records, _ = records_of(state_dir)  # what is wrong with them is told by the machine's part
+    return tuple(
+        Target(record.name, record.url) for record in records if record.state != "stopped"
+    )
