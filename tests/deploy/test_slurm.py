@@ -237,6 +237,7 @@ def test_redis_as_a_job_keeps_its_data_and_its_password_over_a_requeue(
     queue.process.send(signal.SIGUSR1)
     assert queue.wait_end() == 0
     assert queue.calls() == ["scontrol requeue 77"]
+    assert list((folder / "redis").glob("appendonlydir/*.aof"))
     address.unlink()
     again = start_queue()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from common.queue import Groups
 from tests.support import deployed
 from tests.support.deployed import BIN, SYSTEMD, Unit
 from tests.support.fleet import Fleet, write_prompts
@@ -55,7 +56,9 @@ def test_a_unit_starts_again_what_may_pass_and_not_what_stays_wrong(unit: Unit) 
     assert unit.one("StartLimitIntervalSec") == "0"
     assert float(unit.one("RestartSec")) >= 5
     # One is told, and tells its children: SGLang's many processes end at once where all are told.
-    assert unit.one("KillMode") == "mixed"
+    # What runs servers leaves them at work when it dies, for its next life to take over.
+    runs_servers = unit.command("0")[1] in {"serve", "up"}
+    assert unit.one("KillMode") == ("process" if runs_servers else "mixed")
     assert "User" in unit.settings
 
 
@@ -116,6 +119,8 @@ def test_worker_group_and_sink_run_by_their_units_and_end_as_told(tmp_path: Path
         sink = run_unit(units["headrace-sink.service"], "", tmp_path, env)
         fleet.processes |= {"group": group, "sink": sink}
         fleet.wait(lambda: open_now(fleet) >= 4, "open requests")
+
+        assert [each.group.split("@")[0] for each in Groups(fleet.client).fresh()] == ["gpu0"]
 
         # KillMode=mixed tells the first process alone.
         group.send(signal.SIGTERM)

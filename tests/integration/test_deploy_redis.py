@@ -6,6 +6,8 @@ import pytest
 
 from common import connect
 from tests.support.redis_server import RedisServer, flavours
+from workers.node.doctor.lines import Scribe
+from workers.node.doctor.redis_part import examine_redis
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "deploy" / "redis.conf"
@@ -28,6 +30,13 @@ def test_each_promised_server_takes_our_redis_conf(flavour: str) -> None:
             wanted = settings_of(CONF) | {"maxmemory": str(8 << 30)}
             for name in ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save"):
                 assert raw.config_get(name)[name] == wanted[name]
+
+            doctor = Scribe("redis")
+            examine_redis(doctor, server.url)
+            # A machine that others use may answer late, which says nothing of the settings.
+            found = [line for line in doctor.lines if line.check not in {"latency", "clock"}]
+            assert [line for line in found if line.level != "ok"] == []
+            assert len(found) > 5
 
             raw.hset("job", mapping={"id": "1", "request": "x" * 5_000})
             raw.hset("bucket", mapping={str(key): "v" * 9 for key in range(500)})
