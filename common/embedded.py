@@ -180,6 +180,8 @@ def _spawn(home: Path, lock: int, binary: Path) -> None:
         "appendfsync": "everysec",
         "save": "",
         "maxmemory-policy": "noeviction",
+        # A queued prompt's job in one piece of memory, as in deploy/redis.conf.
+        "hash-max-listpack-value": "65536",
         "logfile": home / LOG,
         "pidfile": home / "valkey.pid",
         "daemonize": "yes",

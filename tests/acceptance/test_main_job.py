@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from common import snapshot
 from tests.support.fleet import HASH_MARK, Fleet, write_prompts
 from workers.simulator.hashing import request_hash
 
@@ -80,3 +81,31 @@ def answers_its_own_request(row: dict[str, object]) -> bool:
     body = {**params, "messages": messages[:-1], "stream": False}
     answer = str(messages[-1]["content"])
     return answer.startswith(f"{HASH_MARK}{request_hash(body)} ")
+
+
+def test_a_full_server_is_told_of_with_what_binds_and_what_would_give_more(tmp_path: Path) -> None:
+    """The job that Headrace was born from: extra_buffer, 160 states, 32 slots."""
+    prompts = write_prompts(tmp_path / "job.jsonl", 60)
+    # 32 requests at 670 tokens/s: each takes two and a half minutes.
+    with Fleet(
+        tmp_path,
+        env={"HEADRACE_TIMING": '{"load_every_s": 0.5}'},
+        answer_tokens="fixed:3150",
+        strategy="extra_buffer",
+    ) as fleet:
+        fleet.enqueue(prompts, "--max-tokens", "4096")
+        fleet.start_group(0, "--ramp", "100")
+        fleet.wait(lambda: "no_radix" in advice(fleet), "the advice of a full server")
+
+        told = advice(fleet)
+        assert "32 requests at once: the mamba pool binds (160 states, 5 a request)" in told
+        assert "no prefix is found" in told
+        for process in fleet.processes.values():
+            process.kill()
+
+
+def advice(fleet: Fleet) -> str:
+    """What `producer status` says somebody should do."""
+    seen = snapshot.read(fleet.client, "job")
+    assert seen is not None
+    return " ".join(seen.figures()["warnings"])

@@ -115,6 +115,7 @@ SETTINGS = {
     "appendonly": "yes",
     "appendfsync": "everysec",
     "maxmemory-policy": "noeviction",
+    "hash-max-listpack-value": "65536",
     "port": "0",
 }
 

@@ -16,6 +16,7 @@ from tests.real.pipeline import CONCURRENCY, MAMBA_LIMITED, Pipeline, as_chat, h
 from tests.real.server import RealServer, Seen, most_open, open_over_time
 from workers.client.sglang import SGLangClient
 from workers.servers.loads import ServerIdentity, ServerLoad
+from workers.servers.model_files import shape_at
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -37,13 +38,45 @@ class Case(NamedTuple):
     cap: int
     bound: int
     ramp: int
+    states: int
+    sizing: str
+    better: str
 
 
 CASES = [
     # A ramp of 8 a second would fill these slots only with answers of over 4 s.
-    pytest.param(Case((), cap=32, bound=35, ramp=100), id="default"),
-    pytest.param(Case(MAMBA_LIMITED, cap=4, bound=6, ramp=8), id="mamba-limited"),
+    pytest.param(
+        Case(
+            (),
+            cap=32,
+            bound=35,
+            ramp=100,
+            states=96,
+            sizing="32 requests at once: as many as --max-running-requests asks (96 states, 3 a "
+            "request)",
+            better="no_radix",
+        ),
+        id="default",
+    ),
+    pytest.param(
+        Case(
+            MAMBA_LIMITED,
+            cap=4,
+            bound=6,
+            ramp=8,
+            states=12,
+            sizing="4 requests at once: the mamba pool binds (12 states, 3 a request), 32 were "
+            "asked for",
+            better="no_radix",
+        ),
+        id="mamba-limited",
+    ),
 ]
+
+# 3 recurrent layers of 4 heads of 32 by 32 in float32, and a window of 3 over 256 channels; one
+# layer that attends, with 2 heads of 32 for key and value each.
+STATE_BYTES = 3 * (4 * 32 * 32 * 4 + 256 * 3 * 2)
+TOKEN_BYTES = 2 * (32 + 32) * 2
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -82,6 +115,13 @@ def test_asked_above_the_cap_the_server_is_full_and_never_holds_more_than_the_bo
     assert full >= 0.9
     assert (identity.cap, load.cap) == (cap, cap)
     assert identity.strategy == "no_buffer"
+    assert identity.facts is not None
+    assert (identity.facts.states, identity.facts.recurrent) == (case.states, True)
+    # What it says of itself, and its own model's config.json, come to what it does.
+    assert {each.sizing for each in figures if each.running} == {case.sizing}
+    assert any(case.better == each.better for each in figures if each.running)
+    shape = shape_at(str(server.model))
+    assert (shape.state_bytes, shape.token_bytes) == (STATE_BYTES, TOKEN_BYTES)
     assert identity.version == server.ask("/server_info")["version"]
     assert load.mamba_usage is not None
     assert any(abs(load.mamba_usage - told) < 0.006 for told in server.mamba_usages(since))

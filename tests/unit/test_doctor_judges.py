@@ -24,6 +24,7 @@ from workers.node.doctor.judging_server import (
 from workers.node.doctor.lines import Scribe, summary
 from workers.node.doctor.machine_part import judge_descriptors, judge_records, judge_slots
 from workers.node.doctor.store_part import judge_store_clock
+from workers.node.doctor.view import show
 from workers.servers.facts import ServerFacts
 from workers.servers.loads import ServerIdentity, ServerLoad
 from workers.servers.records import Process, ServerRecord
@@ -372,3 +373,24 @@ def test_the_account_counts_faults_and_warnings() -> None:
     assert told["lines"][0] == {
         "part": "redis", "check": "a", "level": "ok", "text": "well", "advice": "",
     }  # fmt: skip
+
+
+def test_servers_of_which_the_same_is_said_are_shown_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = []
+    for number in range(8):
+        say = Scribe(f"gpu{number}@h")
+        say.ok("reachable", f"http://127.0.0.1:{30000 + number}")
+        if number == 5:
+            say.fault("token", "no token within 15 s")
+        else:
+            say.ok("token", "it generates")
+        lines += say.lines
+    show(lines)
+
+    shown = capsys.readouterr().out
+    assert shown.count("it generates") == 1
+    assert "and 6 alike" in shown
+    assert "gpu5@h" in shown
+    assert "1 fault in 16 checks" in shown

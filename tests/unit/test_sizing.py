@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from tests.support.server_process import wait_until
-from workers.engine.sizing import Sizing
+from workers.engine.sizing import SETTLED, Sizing
+from workers.servers.diagnosis import Diagnosis
 from workers.servers.facts import ServerFacts
 from workers.servers.loads import ServerLoad
 
@@ -41,17 +42,31 @@ def full(**own: object) -> ServerLoad:
     return ServerLoad(**{"running": 32, "queued": 3, "token_usage": 0.2311} | own)  # type: ignore[arg-type]
 
 
+def seen_long(sizing: Sizing, told: ServerFacts, load: ServerLoad) -> Diagnosis:
+    """What it says when a load has stood for a while."""
+    found = [sizing.diagnosis(told, load) for _ in range(SETTLED + 1)]
+    assert found[-1] is not None
+    return found[-1]
+
+
 def test_a_requests_tokens_are_measured_while_the_server_is_full_and_the_largest_counts() -> None:
     sizing = Sizing()
-    ramp = sizing.diagnosis(facts(), full(running=10, token_usage=0.9))
-    assert ramp is not None
-    assert ramp.fits is None  # so few hold what nobody can tell
+    few = seen_long(sizing, facts(), full(running=10, token_usage=0.9))
+    assert few.fits is None  # so few hold what nobody can tell
 
     sizing.diagnosis(facts(), full())
-    later = sizing.diagnosis(facts(), full(token_usage=0.1))
-    assert later is not None
+    later = seen_long(sizing, facts(), full(token_usage=0.1))
     assert later.fits == 138
     assert later.better == "no_radix"
+
+
+def test_while_a_ramp_goes_on_nothing_is_measured() -> None:
+    sizing = Sizing()
+    for step in range(1, 60):
+        found = sizing.diagnosis(facts(), full(token_usage=step / 300))
+        assert found is not None
+        assert found.fits is None
+        assert found.advice.startswith("no_radix gives up to 160")
 
 
 def test_the_models_own_config_makes_it_exact(tmp_path: Path) -> None:
@@ -59,15 +74,14 @@ def test_the_models_own_config_makes_it_exact(tmp_path: Path) -> None:
     sizing, told = Sizing(), facts(model_path=str(tmp_path))
 
     def advises(slots: str) -> bool:
-        found = sizing.diagnosis(told, full())
-        return found is not None and slots in found.advice
+        return slots in seen_long(sizing, told, full()).advice
 
     wait_until(lambda: advises("no_radix gives about 149"), "config.json to be read", 60)
 
 
 def test_another_launch_is_measured_anew() -> None:
     sizing = Sizing()
-    sizing.diagnosis(facts(), full())
+    assert seen_long(sizing, facts(), full()).fits == 138
     changed = facts(strategy="no_buffer", states=216, cap=72)
 
     found = sizing.diagnosis(changed, ServerLoad(running=32, token_usage=0.23))
@@ -78,10 +92,7 @@ def test_another_launch_is_measured_anew() -> None:
 def test_figures_of_several_ranks_are_those_of_one() -> None:
     sizing = Sizing()
     both = full(running=64, cap=64, token_usage=0.2311)
-    sizing.diagnosis(facts(ranks=2), both)
-
-    found = sizing.diagnosis(facts(ranks=2), both)
-    assert found is not None
+    found = seen_long(sizing, facts(ranks=2), both)
     assert (found.cap, found.binds, found.fits) == (32, "mamba pool", 138)
 
 

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from workers.servers.model_shape import ModelShape
 
 READINGS = 120
-"""Of a full server: some ten minutes. The largest counts, for a ramp's are too small."""
+"""Of a full server that are kept: some six minutes of them."""
+SETTLED = 10
+"""The largest counts, once so many later ones have not exceeded it: those of a ramp only grow."""
 
 
 class Sizing:
@@ -52,11 +54,18 @@ class Sizing:
         if load.cap:
             # Of all ranks together; some versions tell it on that page alone.
             facts = msgspec.structs.replace(facts, cap=load.cap // facts.ranks)
-        tokens = measured_tokens(facts, load)
-        if tokens is not None:
-            self._tokens.append(tokens)
-        prompts = Prompts(tokens=max(self._tokens, default=None), cached_share=_cached_share(load))
+        measured = measured_tokens(facts, load)
+        if measured is not None:
+            self._tokens.append(measured)
+        prompts = Prompts(tokens=self._settled(), cached_share=_cached_share(load))
         return diagnose(facts, shape=self._shape, prompts=prompts)
+
+    def _settled(self) -> float | None:
+        largest = max(self._tokens, default=None)
+        if largest is None:
+            return None
+        since = len(self._tokens) - 1 - self._tokens.index(largest)
+        return largest if since >= SETTLED else None
 
     def _read_shape(self, facts: ServerFacts) -> None:
         with contextlib.suppress(OSError):

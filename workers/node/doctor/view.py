@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from workers.node.doctor.lines import Level, Line, summary
 
+REACHED = "reachable"
 PLAIN_WIDTH = 140
 """Of a page that no terminal shows."""
 
@@ -25,7 +27,7 @@ def show(lines: Sequence[Line]) -> None:
     table.add_column("check", no_wrap=True)
     table.add_column("text", overflow="fold", ratio=1)
     part = ""
-    for line in lines:
+    for line in _alike_once(lines):
         text = Text(line.text)
         if line.advice:
             text.append(f"\n→ {line.advice}", style="italic")
@@ -38,6 +40,26 @@ def show(lines: Sequence[Line]) -> None:
         part = line.part
     screen.print(table)
     screen.print(Text(_account(lines)))
+
+
+def _alike_once(lines: Sequence[Line]) -> list[Line]:
+    """Show servers of which the same is to be said once, under the names of all."""
+    by_part: dict[str, list[Line]] = {}
+    for line in lines:
+        by_part.setdefault(line.part, []).append(line)
+    parts: dict[tuple[object, ...], list[str]] = {}
+    for part, mine in by_part.items():
+        # Of what is well only the address differs.
+        said = tuple(
+            (line.check, line.level, line.check != REACHED and line.text, line.advice)
+            for line in mine
+        )
+        parts.setdefault(said, []).append(part)
+    shown: list[Line] = []
+    for names in parts.values():
+        name = names[0] if len(names) == 1 else f"{names[0]}\nand {len(names) - 1} alike"
+        shown += [msgspec.structs.replace(line, part=name) for line in by_part[names[0]]]
+    return shown
 
 
 def _account(lines: Sequence[Line]) -> str:
