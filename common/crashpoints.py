@@ -66,6 +66,9 @@ POINTS = {
     "audit.cancelled": "jobs that RQ's tools cancelled have ended",
     "audit.listed": "jobs that were in no list are listed again",
     "audit.restored": "lost requests are back from inputs/",
+    # Whoever drains a server.
+    "drain.taken": "a server is drained; its worker group may not know yet",
+    "drain.lifted": "it is not any more",
     # Feeding, by whoever can.
     "feed.begun": "this process has the turn to feed",
     "feed.fed": "some requests came from inputs/; where to go on is not yet told",

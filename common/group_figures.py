@@ -10,8 +10,9 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         group: `gpu0@host`.
-        state: waiting, ready, down, faulty, wrong_model, draining; `starting` is a young
-            `waiting`, see `common.figures`.
+        state: waiting, ready, down, faulty, wrong_model; draining: it is told to stop, or its
+            server is drained, and requests are open; drained: none is, and it goes on when the
+            drain is over. `starting` is a young `waiting`, see `common.figures`.
         detail: Why, for people; empty when ready.
         in_flight: Open requests.
         leased: Jobs held: open, prefetched and not yet recorded.

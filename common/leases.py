@@ -19,11 +19,13 @@ class Leases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         slots_ms: A process's slots; renewed every 5 s.
         sink_ms: A sink's partitions; renewed three times in it.
         turn_ms: The turn of the one process that reconciles or ends a run; renewed likewise.
+        drain_ms: A server's drain, after which it is over unless its owner renews it.
     """
 
     slots_ms: int = 20_000
     sink_ms: int = 30_000
     turn_ms: int = 60_000
+    drain_ms: int = 30_000
 
 
 LEASES = msgspec.json.decode(os.environ.get(ENVIRONMENT) or "{}", type=Leases)

@@ -10,7 +10,10 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
                                         left since (0 or 1), JSON of what it was (`marks.events`)
     headrace:renewed:EPOCH       string Redis TIME since when this process has renewed its leases
                                         without a gap, and of the last time; runs out by itself
-    headrace:slots:SERVER        hash   epoch -> JSON {slots, deadline_ms, rid_prefix, group}
+    headrace:slots:SERVER        hash   epoch -> JSON {slots, deadline_ms, rid_prefix, group, drain
+                                        (token of the drain that this process has heard of)}
+    headrace:drain:SERVER        string JSON {token, owner, reason, deadline_ms}: nobody opens a
+                                        request there; runs out unless its owner renews it
     headrace:run:RUN             hash   uid, record (run.json), params, partitions, bits, output,
                                         created_ms, priority, paused, cancelled, cancel_done (all
                                         has ended, for so many objects of `inputs/`), seal, pinned,
@@ -233,6 +236,11 @@ def keys_of(name: str, partitions: int) -> list[str]:
 def slots(server: str) -> str:
     """Name the hash of a server's slot holders; `server` is its canonical URL."""
     return f"headrace:slots:{server}"
+
+
+def drain(server: str) -> str:
+    """Name the string that says that nobody opens requests at a server, by its canonical URL."""
+    return f"headrace:drain:{server}"
 
 
 def renewed(epoch: str) -> str:

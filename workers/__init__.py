@@ -12,6 +12,7 @@ way back. Its lease is renewed until it has left them all.
       endings returns              where a job goes that leaves its slot
       finisher turnkeeper          results, turns to Redis
       keeper aborts lives rids     slots, leases, reaping, takeover
+      draining emptying            what it does while its server is drained
       showing marking sizing       figures to Redis; what marks itself; room of the server
       caretaker                    what idle ones do
       stopping mishaps             the two stages of a stop; errors of ours
@@ -50,6 +51,9 @@ When something fails:
                         anywhere else the whole process ends with 1 and gives back what it holds
     no descriptor, no   the slot waits as at a full server; the prompt and the server are not
     port left here      blamed
+    its server is       no claim, no request opened; what is open ends, at a deadline it goes
+    drained             back uncharged; that the server goes away is no death; then it goes on
+                        with the first token. Its owner gone, the drain ends by itself
     SIGTERM             no claim, open requests get the grace, the rest goes back uncharged; SIGINT
                         and SIGHUP likewise, a second one does not wait; under `nohup` no SIGHUP
 
@@ -61,6 +65,11 @@ Decisions (2026-11-30):
   hand makes the tail of a run.
 * New slots wait for one TTL after a change of Redis's run id. Only a Redis that never knew the
   server grants at once, and only while the server itself says that nothing is open there.
+* A drain is of a server, in its slots' script: so it holds for every process of it, also for one
+  that starts meanwhile. What is open keeps its slots: were they given on, a drain that ends early
+  would break the bound. Whoever drains restarts nothing before each living process has said that
+  it knows. Rejected: RQ's suspend (all servers), SIGTERM and a new process (the figures end, and a
+  worker group that nobody watches does not come back).
 * A status that reads as configuration (404 and such) while the server answers a one-token request
   is that prompt's own fault: charged, else one odd prompt would stop its group for ever.
 * Suspects of server deaths are tried when nothing else waits, half of those that the same deaths

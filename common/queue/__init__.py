@@ -8,6 +8,7 @@ of it ever finds anything expired.
     Runs      what runs there are: create, state, counters, producers, pause
     Ledger    one run from the producer's side: lookup, add, audit
     Groups    what worker groups say of themselves
+    drains    empty one server for whoever restarts it
     Jobs      one process of a worker group: claim, finish, renew, give back, reap, slots
 
 Every script is atomic and recognises its own repetition, so a caller whose answer was lost calls

@@ -14,7 +14,8 @@ from common import connect, names
 from common.leases import LEASES
 from common.models import Claim, KeptTurns, Result
 from common.quality import FLAGS
-from common.queue.records import ClaimReply, SlotReply
+from common.queue.drains import look
+from common.queue.records import ClaimReply, Drained, SlotReply
 from common.queue.scripts import call
 from common.streams import LETTERS
 
@@ -37,13 +38,17 @@ _DIED_ALONE, _TURNS = 10, 11
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """A process that holds slots; `about` is JSON of what it said: host, pid, start time."""
+    """A process that holds slots; `about` is JSON of what it said: host, pid, start time.
+
+    `drain` is the token of the drain that it has heard of.
+    """
 
     slots: int
     deadline_ms: float
     rid_prefix: str
     group: str
     about: str
+    drain: str = ""
 
 
 class Jobs:
@@ -164,7 +169,8 @@ class Jobs:
 
         Args:
             held: (run, key) pairs.
-            died: The server died with them: counted, and a job of two deaths is parked.
+            died: The server died with them: counted, and a job of two deaths is parked. Not
+                counted while the server is drained.
 
         Returns:
             One word a pair: queued, parked, not_held, or removed: RQ's tools cancelled the job or
@@ -173,7 +179,9 @@ class Jobs:
         if not held:
             return []
         flat = [part for pair in held for part in pair]
-        return _words(self._call("give_back", self.epoch, "death" if died else "", *flat))
+        return _words(
+            self._call("give_back", self.epoch, self.server, "death" if died else "", *flat)
+        )
 
     def charge(self, run: str, key: bytes, reason: str, *, before: int | None = None) -> int:
         """Charge an attempt to a job that is still held.
@@ -220,6 +228,8 @@ class Jobs:
         about: dict[str, Any],
         settled: str = "",
         quiet: bool = False,
+        heard: str = "",
+        open_requests: int = 0,
         ttl_ms: int = SLOT_TTL_MS,
     ) -> SlotReply:
         """Take or renew this process's slots of its server; 0 gives them up.
@@ -232,6 +242,8 @@ class Jobs:
                 holds by its own clock: what it declares to a Redis that has forgotten it.
             settled: Epoch of an expired holder whose requests the caller has aborted.
             quiet: The server itself says that nothing is open there.
+            heard: Token of the drain that this process has heard of: it opens nothing.
+            open_requests: What it has open at the server: those keep their slots through a drain.
             ttl_ms: How long they are held without renewing.
         """
         reply = self._call(
@@ -246,12 +258,16 @@ class Jobs:
             msgspec.json.encode(about),
             settled,
             "1" if quiet else "",
+            heard,
+            open_requests,
         )
         what = reply[0].decode()
         if what == "granted":
             return SlotReply(what=what, slots=int(reply[1]))
         if what == "wait":
             return SlotReply(what=what, wait_ms=int(reply[1]))
+        if what == "drained":
+            return SlotReply(what=what, slots=int(reply[1]), drain=_drained(reply[2:]))
         prefix = reply[2].decode() if what == "settle" else ""
         return SlotReply(what=what, other=reply[1].decode(), rid_prefix=prefix)
 
@@ -264,6 +280,11 @@ class Jobs:
             for epoch, value in raw.items()
             if value.startswith(b"{")
         }
+
+    def drained(self) -> Drained | None:
+        """Read whether this server is drained, without asking for slots."""
+        with self._errors():
+            return look(self._client, self.server)
 
     def _call(self, name: str, *args: Any, client: "redis.Redis | None" = None) -> Any:
         with self._errors():
@@ -288,6 +309,15 @@ def read_claim(item: Sequence[Any]) -> Claim:
         died_alone=int(item[_DIED_ALONE]) if len(item) > _DIED_ALONE else 0,
         # Only where there are any.
         turns=item[_TURNS] if len(item) > _TURNS else b"",
+    )
+
+
+def _drained(reply: Sequence[Any]) -> Drained:
+    return Drained(
+        token=reply[0].decode(),
+        left_ms=int(reply[1]),
+        owner=reply[2].decode(errors="replace"),
+        reason=reply[3].decode(errors="replace"),
     )
 
 

@@ -83,7 +83,7 @@ class ClaimReply(msgspec.Struct, frozen=True, kw_only=True):
     """The jobs of one claim, and why there are not more.
 
     Attributes:
-        why: ok, suspended, no_slot, full, unreconciled, paused or empty.
+        why: ok, suspended, drained, no_slot, full, unreconciled, paused or empty.
         suspects: Whether the jobs are suspects of server deaths: nothing else may be open at the
             server while they are.
         alone: Whether it is one such job, tried by itself.
@@ -95,15 +95,31 @@ class ClaimReply(msgspec.Struct, frozen=True, kw_only=True):
     alone: bool = False
 
 
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """A drain that stands at a server: nobody opens a request there.
+
+    Attributes:
+        token: Tells it from every other drain.
+        left_ms: How long until what is open is aborted; 0 or less: now.
+        owner, reason: Who wants it and why, for people.
+    """
+
+    token: str
+    left_ms: int
+    owner: str
+    reason: str
+
+
 class SlotReply(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a request for slots.
 
     Attributes:
-        what: granted, refused, settle or wait.
-        slots: Granted slots.
+        what: granted, refused, settle, wait or drained.
+        slots: Granted slots; of a drained server those that are kept for what is open.
         other: refused: the other worker group; settle: the dead holder's epoch.
         rid_prefix: settle: whose requests to abort first.
         wait_ms: wait: until when to ask again.
+        drain: drained: by whom, and how long what is open may last.
     """
 
     what: str
@@ -111,3 +127,4 @@ class SlotReply(msgspec.Struct, frozen=True, kw_only=True):
     other: str = ""
     rid_prefix: str = ""
     wait_ms: int = 0
+    drain: Drained | None = None

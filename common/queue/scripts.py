@@ -35,6 +35,7 @@ _BUILDERS = {
     "sinks_key": names.sinks,
     "set_aside_key": names.set_aside,
     "slots_key": names.slots,
+    "drain_key": names.drain,
     "renewed_key": names.renewed,
     "rq_queue": names.rq_queue,
     "rq_started": names.rq_started,

@@ -28,6 +28,7 @@ from tests.support.queue_world import QueueWorld
 from tests.support.run_world import RUN, World
 from tests.support.sinks import expire_lease, partition_sink
 from workers.engine.desk import RedisDesk
+from workers.engine.draining import Draining
 from workers.engine.finisher import Finisher
 from workers.engine.holdings import Holdings
 from workers.engine.keeper import Keeper
@@ -386,7 +387,14 @@ async def test_what_redis_does_not_know_yet_is_kept_and_stops_claims(word: str) 
 async def test_past_its_own_deadline_a_process_holds_no_slot() -> None:
     await asyncio.sleep(0)
     core = SimpleNamespace(
-        jobs=None, holdings=None, beat=None, watch=None, rids=None, timing=None, bound=lambda: 5
+        jobs=None,
+        holdings=None,
+        beat=None,
+        watch=None,
+        rids=None,
+        timing=None,
+        bound=lambda: 5,
+        draining=Draining(),
     )
     keeper = Keeper(cast("Any", core), cast("Any", None))
     keeper._granted = 3

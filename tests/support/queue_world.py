@@ -237,6 +237,8 @@ def take(
     settled: str = "",
     quiet: bool = False,
     holds: int | None = None,
+    heard: str = "",
+    open_requests: int = 0,
 ) -> SlotReply:
     """Ask for slots as a worker process does."""
     about: dict[str, Any] = {"host": "test", "pid": 1, "started": 1.0}
@@ -247,6 +249,8 @@ def take(
         about=about if holds is None else {"holds": holds, **about},
         settled=settled,
         quiet=quiet,
+        heard=heard,
+        open_requests=open_requests,
     )
 
 

@@ -90,6 +90,11 @@ KILLED_BY = {
         "producer", "test_an_audit_killed_when_cancelled_jobs_have_ended_ends_each_once"
     ),
     **dict.fromkeys(["audit.listed", "audit.restored"], _AUDIT),
+    **dict.fromkeys(
+        ["drain.taken", "drain.lifted"],
+        "tests/integration/test_queue_drains.py"
+        "::test_an_owner_that_is_killed_leaves_a_drain_that_ends_by_itself_or_none",
+    ),
     **dict.fromkeys(["feed.begun", "feed.fed", "feed.advanced"], _FEED),
     **dict.fromkeys(
         [

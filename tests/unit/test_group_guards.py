@@ -13,6 +13,7 @@ from common.queue import SlotReply
 from common.queue.jobs import Holder
 from workers.engine import keeper as keeper_module
 from workers.engine.desk import RedisDesk
+from workers.engine.draining import Draining
 from workers.engine.engine import Engine
 from workers.engine.holdings import Holdings, Open, Ready
 from workers.engine.keeper import Keeper
@@ -134,6 +135,7 @@ async def test_expired_slots_are_settled_after_their_requests_were_aborted() -> 
         options=SimpleNamespace(host="here"),
         bound=lambda: 4,
         on_change=lambda: None,
+        draining=Draining(),
     )
     keeper = Keeper(cast("Any", core), cast("Any", None))
 
@@ -158,7 +160,9 @@ def test_a_pid_that_belongs_to_another_process_now_is_a_dead_holder(
     host: str, started: str, *, dead: bool
 ) -> None:
     parts = ("jobs", "holdings", "beat", "watch", "rids", "timing")
-    core = SimpleNamespace(**dict.fromkeys(parts), options=SimpleNamespace(host="here"))
+    core = SimpleNamespace(
+        **dict.fromkeys(parts), options=SimpleNamespace(host="here"), draining=Draining()
+    )
     keeper = Keeper(cast("Any", core), cast("Any", None))
     started = started or process_start(os.getpid())
     about = msgspec.json.encode({"host": host, "pid": os.getpid(), "started": started}).decode()
@@ -188,6 +192,7 @@ async def test_slots_are_trusted_from_before_the_call_that_granted_them(
         options=SimpleNamespace(host="here"),
         bound=lambda: 4,
         on_change=lambda: None,
+        draining=Draining(),
     )
     keeper = Keeper(cast("Any", core), cast("Any", None))
 

@@ -9,7 +9,9 @@ import pytest
 from common.errors import RedisUnusableError
 from common.queue import SlotReply
 from workers.engine.core import Core
+from workers.engine.draining import Draining
 from workers.engine.endings import Endings
+from workers.engine.holdings import Holdings
 from workers.engine.keeper import Keeper
 from workers.timing import Timing
 
@@ -43,13 +45,14 @@ async def test_slots_that_were_given_up_without_an_answer_are_not_used_again() -
     slots, bound = Slots(), Bound()
     core = SimpleNamespace(
         jobs=slots,
-        holdings=None,
+        holdings=Holdings(),
         beat=Desk(),
         watch=SimpleNamespace(ready=True),
         rids=SimpleNamespace(prefix="e1-", most=1),
         timing=Timing(),
         options=SimpleNamespace(host="here"),
         bound=bound,
+        draining=Draining(),
         on_change=lambda: None,
     )
     keeper = Keeper(cast("Core", core), cast("Endings", None))

@@ -7,6 +7,7 @@ from common.descriptors import SPARE, most_requests
 from common.queue import Groups, Jobs
 from workers.client.sglang import SGLangClient
 from workers.engine.desk import RedisDesk
+from workers.engine.draining import Draining
 from workers.engine.eligible import Eligible
 from workers.engine.holdings import Holdings
 from workers.engine.rids import Rids
@@ -34,6 +35,7 @@ class Core:
         work, beat: Threads for calls to Redis: claims and finishes; renewals and figures.
         rids: Ids of its requests.
         client, watch: Its server.
+        draining: Whether that server is being drained.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class Core:
             api_key=options.api_key,
             may_send=may_send,
         )
+        self.draining = Draining()
         self._said_bound = 0
         self.watch = ServerWatch(
             self.client,
             on_change=on_change,
             timing=options.timing,
             start_limit_s=options.start_limit_s,
+            may_be_away=lambda: self.draining.stands,
         )
 
     def bound(self) -> int:

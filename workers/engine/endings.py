@@ -37,6 +37,7 @@ class Endings:
     def __init__(self, core: Core, *, finisher: Finisher, returns: Returns, spawn: Spawn) -> None:
         self._client = core.client
         self._stop = core.stop
+        self._draining = core.draining
         self._holdings = core.holdings
         self._eligible = core.eligible
         self._finisher = finisher
@@ -94,8 +95,9 @@ class Endings:
         self._finisher.add(failed(claim, verdict, attempts=None, server=self._client.url))
 
     def _give_back(self, job: Open, *, died: bool) -> None:
-        # Whoever stops us may have stopped the server too: that says nothing of its prompts.
-        died = died and not self._stop.asked.is_set()
+        # Whoever stops us may have stopped the server too, and whoever drains the server stops it:
+        # that says nothing of its prompts.
+        died = died and not self._stop.asked.is_set() and not self._draining.stands
         if died and convicts(job):
             self._finisher.add(poison(job, server=self._client.url))
         else:

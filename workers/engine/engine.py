@@ -18,7 +18,6 @@ When something fails:
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -33,10 +32,12 @@ from workers.engine.caretaker import Caretaker
 from workers.engine.core import Core
 from workers.engine.desk import Bell
 from workers.engine.eligible import Eligible
+from workers.engine.emptying import Emptying
 from workers.engine.endings import Endings
 from workers.engine.finisher import Finisher
 from workers.engine.holdings import Open, Ready
 from workers.engine.keeper import Keeper
+from workers.engine.lives import parent_gone
 from workers.engine.mishaps import mishap, stack_of
 from workers.engine.pace import Ramp, Throughput, prefetch_target
 from workers.engine.returns import Returns
@@ -50,7 +51,6 @@ from workers.prompt.serve import Prompter
 log = logging.getLogger(__name__)
 
 IDLE_POLL_S = 0.25
-PARENT_POLL_S = 1.0
 MOST_CLAIMED = 256
 
 
@@ -102,6 +102,7 @@ class Engine:
         self._turns = TurnKeeper(jobs, core.holdings, core.work)
         self._prompter = Prompter(core.watch, self, core.rids, turns=self, slots=self)
         self._keeper = Keeper(core, self._endings)
+        self._emptying = Emptying(core, self._endings, self._returns)
         self._showing = Showing(
             core, keeper=self._keeper, finisher=self._finisher, on_beat=on_beat
         )
@@ -181,6 +182,7 @@ class Engine:
             "slots": self._keeper.keep_slots(),
             "leases": self._keeper.keep_leases(),
             "reap": self._keeper.reap(),
+            "drain": self._emptying.run(),
             "finish": self._finisher.run(),
             "turns": self._turns.run(),
             "return": self._returns.run(),
@@ -216,12 +218,9 @@ class Engine:
 
     async def _watch_parent(self) -> None:
         """Drain when whoever would start us again is gone."""
-        parent = self._core.options.parent_pid
-        while parent is not None and os.getppid() == parent:  # noqa: ASYNC110 - no event tells
-            await asyncio.sleep(PARENT_POLL_S)
-        if parent is not None:
-            log.warning("the process that watched this worker group is gone: stopping")
-            self.ask_to_stop(teller="watched")
+        await parent_gone(self._core.options.parent_pid)
+        log.warning("the process that watched this worker group is gone: stopping")
+        self.ask_to_stop(teller="watched")
 
     def _ring(self) -> None:
         """Something changed: there may be something to open, or room for more."""
@@ -247,6 +246,8 @@ class Engine:
                 await asyncio.sleep(self._core.work.wait_s())
                 continue
             self._caretaker.note("ok" if reply is None or reply.claims else reply.why)
+            if reply is not None and reply.why == "drained":
+                self._keeper.look_now()
             if reply is None or not reply.claims:
                 await asyncio.sleep(IDLE_POLL_S if reply is None or reply.why != "ok" else 0)
                 continue

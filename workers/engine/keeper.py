@@ -15,8 +15,10 @@ from common.crashpoints import reached
 from common.errors import BackendError, RedisUnusableError
 from common.queue import SlotReply
 from common.queue.jobs import Holder
+from common.queue.records import Drained
 from workers.engine.aborts import abort_all
 from workers.engine.core import Core
+from workers.engine.desk import Bell
 from workers.engine.endings import Endings
 from workers.engine.lives import process_start
 from workers.engine.rids import possible_rids
@@ -24,6 +26,8 @@ from workers.engine.rids import possible_rids
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
+DRAIN_LOOK_S = 1.0
+"""While its server is drained a process says so often what it still has open."""
 TAKE_OVER_LOOK_S = 1.0
 TAKE_OVER_ABORT_S = 3.0
 """With the look before it: what a predecessor left ends within 5 s, whatever the server does."""
@@ -33,7 +37,7 @@ class Keeper:
     """Slots, leases and reaping of one process.
 
     Attributes:
-        slots: How many requests may be open now; 0 past the deadline.
+        slots: How many requests may be open now; 0 past the deadline, and at a drained server.
     """
 
     def __init__(self, core: Core, endings: Endings) -> None:
@@ -44,6 +48,9 @@ class Keeper:
         self._watch = core.watch
         self._rids = core.rids
         self._timing = core.timing
+        self._draining = core.draining
+        self._bell = Bell()
+        self._looked_s = float("-inf")
         self._endings = endings
         self._granted = 0
         self._deadline_s = 0.0
@@ -58,7 +65,7 @@ class Keeper:
     @property
     def slots(self) -> int:
         """How many requests this process may have open at this instant."""
-        if time.monotonic() >= self._deadline_s:
+        if self._draining.token or time.monotonic() >= self._deadline_s:
             return 0
         # A server that came back with a smaller cap must not wait for the next renewal.
         return min(self._granted, self._core.bound())
@@ -75,12 +82,15 @@ class Keeper:
         """
         await self._take_over()
         while True:
-            wait_s = self._timing.slots_every_s
             try:
-                wait_s = await self._renew_slots() or wait_s
+                wait_s = await self._renew_slots()
             except RedisUnusableError:
                 wait_s = self._desk.wait_s()
-            await asyncio.sleep(wait_s)
+            await self._bell.wait(wait_s)
+
+    def look_now(self) -> None:
+        """Ask for slots at once: they may not be what they were."""
+        self._bell.ring()
 
     async def keep_leases(self) -> None:
         """Renew leases for ever, and say what is no longer ours."""
@@ -124,8 +134,10 @@ class Keeper:
             else:
                 return
 
-    async def _renew_slots(self) -> float | None:
-        if not self._watch.ready and not self._granted:
+    async def _renew_slots(self) -> float:
+        """Take or renew slots; returns when to do so again."""
+        if not self._watch.ready and not self._granted and not self._draining.token:
+            await self._look_for_drain()
             return LOOK_S
         wanted = self._core.bound()
         # Redis may take note of fewer and its answer be lost: then the others are another's.
@@ -150,17 +162,45 @@ class Keeper:
                 f"the server {self._jobs.server} is driven by worker group {reply.other}: stop "
                 f"that one first, or give this one ({self._jobs.group}) its own server"
             )
+        if reply.drain is not None:
+            return self._drained(reply.slots, reply.drain, before_s)
         if reply.slots:
             reached("slots.taken")
-        changed = reply.slots != self.slots
+        self._note_granted(reply.slots, before_s)
+        await self._say_who_else(wanted)
+        return self._timing.slots_every_s
+
+    def _note_granted(self, slots: int, asked_s: float) -> None:
+        changed = slots != self.slots
         if not self.slots:
             self._held_since_s = time.monotonic()
-        self._granted = reply.slots
-        self._deadline_s = before_s + self._timing.slots_trusted_s
+        self._granted = slots
+        self._deadline_s = asked_s + self._timing.slots_trusted_s
+        if self._draining.over():
+            # Before anything is opened: its server may be another by now.
+            self._watch.look_again()
         if changed:
             self._core.on_change()
-        await self._say_who_else(wanted)
-        return None
+
+    def _drained(self, kept: int, drain: Drained, asked_s: float) -> float:
+        """Take note that nothing may be opened; returns when to say again what still is."""
+        new = self._draining.hear(drain, asked_s)
+        self._granted = kept
+        self._deadline_s = asked_s + self._timing.slots_trusted_s
+        if new:
+            self._core.on_change()
+        # Who drains the server waits for our word that we know.
+        return 0.0 if new else min(DRAIN_LOOK_S, self._timing.slots_every_s)
+
+    async def _look_for_drain(self) -> None:
+        """See whether the server is away because it is drained, which is no reason for alarm."""
+        asked_s = time.monotonic()
+        if asked_s - self._looked_s < self._timing.slots_every_s:
+            return
+        self._looked_s = asked_s
+        drain = await self._desk.ask(self._jobs.drained)
+        if drain is not None:
+            self._draining.hear(drain, asked_s)
 
     async def _say_who_else(self, wanted: int) -> None:
         """Say once that another process of this worker group has slots that we want."""
@@ -189,7 +229,10 @@ class Keeper:
 
     def _take(self, wanted: int, settled: str, *, quiet: bool = False) -> SlotReply:
         # Past its own deadline it holds nothing: another may have been given its slots.
-        about: dict[str, object] = {"holds": self.slots} if self.slots else {}
+        holds, open_requests = self.slots, self._holdings.in_slots
+        if self._draining.token and time.monotonic() < self._deadline_s:
+            holds = open_requests
+        about: dict[str, object] = {"holds": holds} if holds else {}
         about |= {
             "host": self._core.options.host,
             "pid": self._pid,
@@ -203,6 +246,8 @@ class Keeper:
             about=about,
             settled=settled,
             quiet=quiet,
+            heard=self._draining.token,
+            open_requests=open_requests,
             ttl_ms=self._timing.slot_ttl_ms,
         )
 

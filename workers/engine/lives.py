@@ -1,11 +1,15 @@
-"""Tell one process from a later one that got the same pid."""
+"""Tell one process from a later one that got the same pid, and whether our parent lives."""
 
+import asyncio
+import os
 from pathlib import Path
 
 import psutil
 
 _GONE = frozenset({"Z", "X", "x"})
 """States of a process that has ended and was not yet waited for."""
+
+PARENT_POLL_S = 1.0
 
 _STATE, _START = 0, 19
 """Fields of /proc/PID/stat after the command's name, which may hold anything."""
@@ -29,6 +33,14 @@ def process_start(pid: int) -> str:
         return ""
     fields = text.rpartition(")")[2].split()
     return "" if fields[_STATE] in _GONE else fields[_START]
+
+
+async def parent_gone(parent: int | None) -> None:
+    """Wait until another process than this one is our parent; with None for ever."""
+    if parent is None:
+        await asyncio.Event().wait()
+    while os.getppid() == parent:  # noqa: ASYNC110 - no event tells
+        await asyncio.sleep(PARENT_POLL_S)
 
 
 def _start_by_clock(pid: int) -> str:

@@ -69,7 +69,7 @@ class Showing:
         sized = self._sizing.diagnosis(identity.facts if identity else None, load)
         now_s = time.monotonic()
         state, detail = self._state()
-        if watch.ready:
+        if watch.ready or self._core.draining.stands:
             self._ready_s = now_s
         return GroupFigures(
             group=self._core.jobs.group,
@@ -81,7 +81,7 @@ class Showing:
             detail=detail,
             in_flight=len(self._core.holdings.open),
             leased=len(self._core.holdings),
-            bound=self._core.bound() if identity else 0,
+            bound=self._core.bound() if identity and state != "drained" else 0,
             cap=self._core.cap,
             running=load.running if load else None,
             queued=load.queued if load else None,
@@ -109,6 +109,9 @@ class Showing:
         watch = self._core.watch
         if self._core.stop.asked.is_set():
             return "draining", watch.detail
+        if self._core.draining.stands:
+            empty = not self._core.holdings.in_slots
+            return "drained" if empty else "draining", self._core.draining.detail
         if watch.ready and self._core.eligible.wrong_model:
             return "wrong_model", self._core.eligible.wrong_model
         return watch.state, watch.detail

@@ -49,8 +49,10 @@ class ServerWatch:
         on_change: Callable[[], None],
         timing: Timing,
         start_limit_s: float | None = None,
+        may_be_away: Callable[[], bool] = lambda: False,
     ) -> None:
         self._client = client
+        self._may_be_away = may_be_away
         self._on_change = on_change
         self._timing = timing
         self._start_limit_s = start_limit_s
@@ -124,6 +126,12 @@ class ServerWatch:
         """Take note of a server fault: no claims until a token has come again."""
         if self.state in {"waiting", "ready"}:
             self._enter("faulty" if config else "down", self._of_ours(fault))
+            self._wake.set()
+
+    def look_again(self) -> None:
+        """Believe nothing of before: it may be another server by now, and has to give a token."""
+        if self.state == "ready":
+            self._enter("waiting", "not asked yet since it was drained")
             self._wake.set()
 
     def ask_for_rest(self, rest_s: float) -> None:
@@ -207,6 +215,8 @@ class ServerWatch:
 
     def _check_start_limit(self) -> None:
         limit_s = self._start_limit_s
+        if self._may_be_away():
+            self._began_s = time.monotonic()
         if self._ever_ready or limit_s is None or time.monotonic() - self._began_s < limit_s:
             return
         raise ServerUnusableError(
@@ -316,8 +326,11 @@ class ServerWatch:
 
     def _enter(self, state: str, detail: str) -> None:
         if state != self.state and state in {"down", "faulty"}:
-            log.warning(
-                "server %s: %s; no claims until it gives a token", self._client.url, detail
+            log.log(
+                logging.INFO if self._may_be_away() else logging.WARNING,
+                "server %s: %s; no claims until it gives a token",
+                self._client.url,
+                detail,
             )
             self._said_at_s = time.monotonic()
         self.state, self.detail = state, detail

@@ -3,8 +3,8 @@
 -- ARGV: n, epoch, server, lease (ms), stream mark (bytes), RQ worker name, 'alone' or '', runs...
 --   alone: the process holds nothing, so it may try suspects of server deaths by themselves.
 --   runs: serve only these; none means all.
--- Returns {why, job...}; why: 'ok', 'suspended', 'no_slot', 'full' (streams), 'unreconciled',
---   'paused', 'empty'; a job: {run, uid, key, fingerprint, try, attempts, deaths, lost, prompt, alone,
+-- Returns {why, job...}; why: 'ok', 'suspended', 'drained' (the server is), 'no_slot', 'full' (streams),
+--   'unreconciled', 'paused', 'empty'; a job: {run, uid, key, fingerprint, try, attempts, deaths, lost, prompt, alone,
 --   died_alone} and, where turns of it are finished, those (turn.lua).
 
 local want, epoch, server = tonumber(ARGV[1]), ARGV[2], ARGV[3]
@@ -12,6 +12,7 @@ local lease_ms, mark_bytes = tonumber(ARGV[4]), tonumber(ARGV[5])
 local worker_name, alone = ARGV[6], ARGV[7] == 'alone'
 
 if redis.call('EXISTS', RQ_SUSPENDED) == 1 then return {'suspended'} end
+if drain_of(server) then return {'drained'} end
 
 local now = now_ms()
 local slot = redis.call('HGET', slots_key(server), epoch)

@@ -1,12 +1,14 @@
 -- Give leased jobs back to the front of their queues. Works when Redis is full.
 --
--- ARGV: epoch, why ('' nothing charged | 'death' the server died with it), then pairs: run, key.
+-- ARGV: epoch, server, why ('' nothing charged | 'death' the server died with it), then pairs: run, key.
+-- A drained server is about to be stopped: that it dies says nothing of what was open there.
 -- Jobs that were in flight at two server deaths are parked: the claim hands them out by themselves.
 -- Returns one word a pair: queued | parked | not_held | removed (RQ's tools cancelled it, or took its
 --   body away, while it was held: not listed).
 
 begin_even_when_full()
-local epoch, why = ARGV[1], ARGV[2]
+local epoch, why = ARGV[1], ARGV[3]
+if drain_of(ARGV[2]) then why = '' end
 local now = now_ms()
 local reply = {}
 
@@ -28,5 +30,5 @@ local function give_back(run, raw)
 end
 
 -- Backwards, so that the first of the batch ends up first in the queue.
-for i = #ARGV - 1, 3, -2 do table.insert(reply, 1, give_back(ARGV[i], ARGV[i + 1])) end
+for i = #ARGV - 1, 4, -2 do table.insert(reply, 1, give_back(ARGV[i], ARGV[i + 1])) end
 return reply

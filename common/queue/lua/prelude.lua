@@ -101,6 +101,36 @@ local function begin_even_when_full()
   redis.call('DEL', RUNS .. ':none')
 end
 
+-- The drain that stands at a server, nil where none does. It runs out by itself.
+local function drain_of(server)
+  local value = redis.call('GET', drain_key(server))
+  return value and cjson.decode(value) or nil
+end
+
+-- A process's slots, nil where the field is none: a slots hash holds other things that are no objects.
+local function holder_of(key, epoch)
+  local value = redis.call('HGET', key, epoch)
+  return value and string.sub(value, 1, 1) == '{' and cjson.decode(value) or nil
+end
+
+-- How long what a slots hash holds may still be of the past: holders that Redis has forgotten declare
+-- what they have within one TTL. A quiet server says enough only of a Redis that never knew it: after a
+-- rewind a forgotten holder may be about to open what it has prefetched.
+local function unsure_ms(key, now, ttl_ms, quiet)
+  local run_id = server_run_id()
+  local known = redis.call('HGET', key, 'run_id')
+  if known ~= run_id then
+    redis.call('HSET', key, 'run_id', run_id, 'since', string.format('%.0f', now), 'unsure',
+      known and 'restarted' or 'new')
+  end
+  local unsure = redis.call('HGET', key, 'unsure')
+  if not unsure then return 0 end
+  local left = tonumber(redis.call('HGET', key, 'since')) + ttl_ms - now
+  if left > 0 and not (quiet and unsure == 'new') then return left end
+  redis.call('HDEL', key, 'unsure')
+  return 0
+end
+
 -- What the result streams may hold before claims stop; `common.streams` says the same.
 local function stream_mark_bytes(limit_bytes) return math.min(2147483648, limit_bytes / 4) end
 
