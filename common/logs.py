@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from typing_extensions import override
 
@@ -109,13 +109,14 @@ class _Sparing(logging.StreamHandler[Any]):
         self._began_s = now_s
 
 
-def set_up_logs(level: str = "INFO") -> None:
+def set_up_logs(level: str = "INFO", stream: TextIO | None = None) -> None:
     """Log to stderr from `level` on; libraries only from warnings on.
 
     Args:
         level: DEBUG, INFO, WARNING or ERROR.
+        stream: In the place of stderr, where that shows something else.
     """
-    handler = _Sparing(sys.stderr)
+    handler = _Sparing(sys.stderr if stream is None else stream)
     handler.setFormatter(_Bounded("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     root = logging.getLogger()
     root.handlers[:] = [handler]

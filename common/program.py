@@ -99,7 +99,7 @@ def prepared(
 
 
 def values_of(program: Program, name: str, *, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what a command would get when called without arguments.
+    """Give what a command would get when called without arguments but our --config.
 
     For whoever is not started by that command and yet is told by the same settings.
 
@@ -114,7 +114,7 @@ def values_of(program: Program, name: str, *, defaults: Mapping[str, Any]) -> di
     command = program.get_command(click.Context(program), name)
     assert command is not None  # noqa: S101 - callers name a command of their own program
     try:
-        with command.make_context(name, [], default_map=dict(defaults)) as ctx:
+        with command.make_context(name, config_arguments(), default_map=dict(defaults)) as ctx:
             return dict(ctx.params)
     except click.ClickException as error:
         raise UsageError(f"{error.format_message()} {_origin(error)}".rstrip()) from None

@@ -31,7 +31,10 @@ way back. Its lease is renewed until it has left them all.
       model_shape model_files      what a request costs, out of a model's config.json
       thinking                     whether it thinks aloud
     sink/                          from stream to store: `sink` all runs, `run_sink` one
-    node/                          the processes of one machine: a child a worker group
+    node/                          the processes of one machine
+      processes part_log           a child: started, started again, its log
+      plan node rows table         all of a node (`workers up`): what it is, its life, how it is
+      node_record redis_side       what it writes down, and that there is one; what it asks Redis
       doctor/                      whether Redis, the store, the servers, this machine are fit
     simulator/                     a stand-in for SGLang at the socket, and as a program
 
@@ -79,6 +82,12 @@ Decisions (2026-11-30):
   between them pause it, since then nothing tells a bad prompt from a bad server.
 * A stop goes from the watching process to its children by a signal of its own, SIGUSR1:
   terminals, Slurm and systemd tell all of them at once, and the same signal twice means hurry.
+* `workers up` runs the same commands as people do, each a process with a log of its own, and gives
+  them only what the whole node knows: whatever dies takes no other with it. It stops worker groups
+  first; then nothing comes to servers and streams any more, and servers and sink end together. A
+  sink that it watches waits for its word where a signal reaches all processes at once.
+* What `workers up` knows of a node that runs lies in a file, not behind a socket: it can be read
+  when that process hangs. Locks that end with their process say that there is only one.
 * With `--turns all` a prompt stays one job in one slot; its turns follow each other at one server.
   Each is kept on the job before the next begins; without Redis the serving goes on while its slots
   hold, then the job goes back with its turns. A turn never begins when its process is to stop or

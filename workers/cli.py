@@ -16,6 +16,7 @@ _COMMANDS = {
     "simulate": "workers.simulator.command",
     "sink": "workers.commands.sink",
     "start": "workers.commands.start",
+    "up": "workers.commands.up",
 }
 """Command -> the module that has it: imported when it is called, so that `--help` is quick."""
 
@@ -37,8 +38,10 @@ def cli() -> None:
 
     \b
     Begin with:
-        workers start --gpu 0-7        worker groups, one a GPU
-        workers sink                   results to the store
+        workers up --attach 30000-30007    all of a node, beside SGLang servers that run
+    or, part by part, with:
+        workers start --gpu 0-7            worker groups, one a GPU
+        workers sink                       results to the store
     """
 
 

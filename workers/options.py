@@ -85,12 +85,13 @@ def group_name(gpus: tuple[int, ...], host: str) -> str:
     return f"gpu{'+'.join(map(str, gpus))}@{host}"
 
 
-def server_url(pattern: str | None, gpu: int) -> str:
+def server_url(pattern: str | None, gpu: int, *, flag: str = "--server") -> str:
     """Give the URL of a GPU's server.
 
     Args:
         pattern: What `--server` says, perhaps with `{gpu}`; None for port 30000 + gpu here.
         gpu: Its number.
+        flag: What says so, for errors.
 
     Returns:
         The URL without a slash at the end; `slots_server` gives the name that it counts under.
@@ -100,7 +101,7 @@ def server_url(pattern: str | None, gpu: int) -> str:
     url = pattern.replace("{gpu}", str(gpu)).rstrip("/")
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url) or not _has_port(url):
         shown = "with a password" if "@" in pattern else repr(pattern)
-        raise UsageError(f"--server {shown}: give http://HOST:PORT, {{gpu}} stands for the GPU")
+        raise UsageError(f"{flag} {shown}: give http://HOST:PORT, {{gpu}} stands for the GPU")
     return url
 
 

@@ -1,6 +1,10 @@
 """`workers sink`: result streams to the store."""
 
 import logging
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from types import FrameType
 
@@ -14,12 +18,15 @@ from common.options import LOG_LEVEL, NOTIFY, REDIS, grace
 from common.queue.rights import refuse_missing_rights
 from common.stops import Stopped, on_stop, warn_of_shell
 from common.store.frames import MOST_BATCH_BYTES
+from workers.node.processes import watched_by
+from workers.node.stop_request import BY_PARENT
 from workers.sink.batch import Limits
 from workers.sink.sink import Sink, SinkOptions
 
 log = logging.getLogger(__name__)
 
 _DEFAULTS = Limits()
+PARENT_LOOK_S = 0.5
 
 
 @click.command()
@@ -132,14 +139,55 @@ def sink(
         notify=notify,
     )
     process = Sink(client, options)
-    stopped_by: list[int] = []
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        if stopped_by:
-            raise Stopped(number)  # the second one does not wait
-        stopped_by.append(number)
-        process.stop()
-
-    on_stop(on_signal)
+    stop = _Stop(process, grace_s=grace_s)
     code = process.run()
-    raise SystemExit(128 + stopped_by[0] if stopped_by else code)
+    raise SystemExit(128 + stop.number if stop.number is not None else code)
+
+
+class _Stop:
+    """Stops a sink when it is told to.
+
+    A sink that `workers up` watches is the last to end: what is in flight in its worker groups
+    comes to the streams until they have ended. So a signal that reached it with all the others of
+    its node waits for the word of who watches, as long as the grace; and when that one is gone it
+    ends by itself, since nobody would start it again.
+
+    Attributes:
+        number: Of the signal that ended it; None while there was none.
+    """
+
+    def __init__(self, sink: Sink, *, grace_s: float) -> None:
+        self.number: int | None = None
+        self._sink = sink
+        self._grace_s = grace_s
+        self._told = 0
+        self._passed_on = 0
+        self._parent = watched_by()
+        on_stop(self._on_signal)
+        if self._parent is not None:
+            signal.signal(BY_PARENT, self._on_signal)
+            threading.Thread(target=self._watch_parent, name="parent", daemon=True).start()
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        passed_on = number == BY_PARENT
+        self._passed_on += passed_on
+        self._told += not passed_on
+        if max(self._told, self._passed_on) > 1:
+            raise Stopped(signal.SIGTERM if passed_on else number)  # a second one does not wait
+        if self.number is None:
+            self.number = signal.SIGTERM if passed_on else number
+        if passed_on or self._parent is None:
+            self._sink.stop()
+            return
+        log.info("told to stop: for at most %.0f s more the worker groups here come first",
+                 self._grace_s)  # fmt: skip
+        later = threading.Timer(self._grace_s, self._sink.stop)
+        later.daemon = True
+        later.start()
+
+    def _watch_parent(self) -> None:
+        while os.getppid() == self._parent:
+            time.sleep(PARENT_LOOK_S)
+        log.warning("the process that watches this one is gone: ending, nothing is lost")
+        self.number = self.number or signal.SIGTERM
+        self._sink.stop()

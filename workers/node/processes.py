@@ -1,4 +1,4 @@
-"""Run one child process for each worker group, start again what dies, pass signals on.
+"""Run child processes, start again what dies, pass signals on.
 
 When this process itself is killed, its children see that their parent is another, and drain:
 nobody would start them again.
@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
+from typing import Literal
 
 from common.errors import HeadraceError
 from common.program import config_arguments
 from common.stops import on_stop
+from workers.node.part_log import PartLog
 from workers.node.stop_request import BY_PARENT
 
 log = logging.getLogger(__name__)
@@ -30,25 +32,61 @@ KILL_MARGIN_S = 15.0
 FATAL_CODES = frozenset({2, 3, 4, 5})
 """Exit codes that a restart would only repeat."""
 
+PASSING_CODES = frozenset({4})
+"""Of those, what may pass without anybody changing this machine: Redis, S3 or a server is away."""
+
+AGAIN_S = 60.0
+"""Between two tries of a child that ended with one of these."""
+
+Standing = Literal["running", "restarting", "failed", "ended"]
+
 WATCHED_BY = "HEADRACE_WATCHED_BY"
 """Variable with the pid of the process that starts a child again."""
 
 
 class Child:
-    """One worker group's process over its lives.
+    """One process over its lives.
+
+    Args:
+        name: For people.
+        command: What is run.
+        env: Its environment.
+        log: Takes what it says; None lets it say that where we do. With a log it is kept apart
+            from the terminal too: a Ctrl-C there is for us to pass on.
+        passing: Exit codes after which it is tried again now and then, though said only once.
+        final: Exit codes that say that it has done what it was for.
 
     Attributes:
         failed: The exit code that says it cannot run; None while it can.
+        ended: The exit code that says it is done; None while it is not.
+        lives: How often it was started.
+        since: Seconds since the epoch: when it came to stand as it does.
     """
 
-    def __init__(self, name: str, command: Sequence[str], *, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: PartLog | None = None,
+        passing: frozenset[int] = frozenset(),
+        final: frozenset[int] = frozenset(),
+    ) -> None:
         self.name = name
         self.failed: int | None = None
+        self.ended: int | None = None
+        self.lives = 0
+        self.since = time.time()
         self._command = list(command)
         self._env = {**env, WATCHED_BY: str(os.getpid())}
+        self._log = log
+        self._passing = passing
+        self._final = final
         self._process: subprocess.Popen[bytes] | None = None
+        self._passing_said = False
         self._proven = False
-        self._told = False
+        self._told = self._to_end = False
         self._started_s = 0.0
         self._next_s = 0.0
         self._backoff_s = FIRST_BACKOFF_S
@@ -58,6 +96,20 @@ class Child:
         """Whether its process runs."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process, None while there is none."""
+        return self._process.pid if self._process is not None and self.alive else None
+
+    @property
+    def standing(self) -> Standing:
+        """How it is."""
+        if self.failed is not None:
+            return "failed"
+        if self.alive:
+            return "running"
+        return "ended" if self.ended is not None or self._to_end else "restarting"
+
     def send(self, number: int) -> None:
         """Send a signal."""
         if self._process is not None and self._process.poll() is None:
@@ -65,6 +117,7 @@ class Child:
 
     def tell_to_stop(self) -> None:
         """Pass a stop on."""
+        self._to_end = True
         if self.alive:
             self._told = True
         self.send(BY_PARENT)
@@ -76,32 +129,70 @@ class Child:
 
     def look(self, now_s: float) -> None:
         """Start it if it is due; note how it ended if it has."""
-        if self.alive or self.failed is not None:
+        if self.alive or self.failed is not None or self.ended is not None:
             return
         if self._process is not None:
             self._note_end(now_s)
+            self.since = time.time()
         elif now_s >= self._next_s:
             self._started_s = now_s
+            try:
+                self._start()
+            except OSError as error:
+                # No process, descriptor or room left here: that passes, and the others go on.
+                log.warning("%s cannot be started: %s", self.name, error.strerror or error)
+                self._back_off(now_s)
+
+    def _start(self) -> None:
+        if self._log is None:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 self._command, env=self._env, stdin=subprocess.DEVNULL
             )
+        else:
+            with self._log.opened() as file:
+                self._process = subprocess.Popen(  # noqa: S603 - our own program
+                    self._command, env=self._env, stdin=subprocess.DEVNULL, stdout=file,
+                    stderr=file, process_group=0,
+                )  # fmt: skip
+        self.lives += 1
+        self.since = time.time()
 
     def _note_end(self, now_s: float) -> None:
         code = self._process.returncode if self._process else 0
         self._process = None
+        if code in self._final:
+            self.ended = code
+            return
         stable = now_s - self._started_s > STABLE_S
         self._proven = self._proven or stable
         if code in FATAL_CODES and not self._proven:
-            self.failed = code
-            log.error("%s cannot run (exit %d); the reason stands above", self.name, code)
+            self._note_fatal(code, now_s)
             return
         if stable:
             self._backoff_s = FIRST_BACKOFF_S
+            self._passing_said = False
         log.warning(
             "%s ended with %s: starting it again in %.0f s", self.name, code, self._backoff_s
         )
+        self._back_off(now_s)
+
+    def _back_off(self, now_s: float) -> None:
         self._next_s = now_s + self._backoff_s
         self._backoff_s = min(self._backoff_s * 2, LONGEST_BACKOFF_S)
+
+    def _note_fatal(self, code: int, now_s: float) -> None:
+        why = "the reason stands above" if self._log is None else self._log.last_line()
+        if code not in self._passing:
+            self.failed = code
+            log.error("%s cannot run (exit %d): %s", self.name, code, why)
+            return
+        self._next_s = now_s + AGAIN_S
+        if not self._passing_said:
+            self._passing_said = True
+            log.error(
+                "%s cannot run now (exit %d), and is tried again every %.0f s: %s",
+                self.name, code, AGAIN_S, why,
+            )  # fmt: skip
 
 
 def supervise(children: Sequence[Child], *, grace_s: float) -> int:
