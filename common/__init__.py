@@ -15,6 +15,7 @@ Where things are:
       standing group_figures       pure: what is known of a run, and of a worker group
       snapshot                     which reads both from Redis
     marks/                         named instants of a run, what was before and after
+    telemetry                      pure: a sample of a worker group, in Redis and in the store
     advice quality                 pure: what somebody should do; when answers are odd
     pins                           pure: what the first server of a run pins
     news notify hooks              what is told of a run, once for all; to a command or an address

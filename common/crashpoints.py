@@ -63,6 +63,7 @@ POINTS = {
     "return.given": "jobs have gone back",
     "lease.renewed": "leases are renewed",
     "reap.ended": "leases that had run out have ended",
+    "sample.kept": "a sample is in its worker group's stream",
     "audit.cancelled": "jobs that RQ's tools cancelled have ended",
     "audit.listed": "jobs that were in no list are listed again",
     "audit.restored": "lost requests are back from inputs/",
@@ -89,6 +90,7 @@ POINTS = {
     "sink.giving_up": "nothing; a sequence is to be given up",
     "sink.void": "it is closed by a void; its intent stands",
     "mark.stored": "a mark is in the store; Redis does not know that",
+    "archive.stored": "an object of telemetry/ is; nobody else knows that it need not be again",
     "progress.kept": "progress.json is in the state directory",
     "progress.stored": "and beside the results",
     # Whoever reconciles or ends a run.

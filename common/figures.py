@@ -255,6 +255,8 @@ def as_seen(
         gen_tokens_per_s=None,
         kv_usage=None,
         mamba_usage=None,
+        retracted=None,
+        cached_share=None,
         occupancy=None,
     )
 

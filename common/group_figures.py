@@ -17,7 +17,10 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
         in_flight: Open requests.
         leased: Jobs held: open, prefetched and not yet recorded.
         bound, cap: The most requests open at once; the server's effective cap (None: not told).
-        gen_tokens_per_s: Rate of the server's counter between two readings.
+        gen_tokens_per_s: Rate of the server's counter over its last readings, or of its log.
+        retracted: Requests that the server set back for want of room in the last five minutes.
+        cached_share: Of the tokens of the last five minutes' prompts, those found in its cache.
+        told_s: How old the newest of the server's own figures are; those that are stale are None.
         identity: Of its server, what a run pins (`common.pins`); None where nobody tells.
         left_out: Runs that its server cannot serve though it is of their model, and why.
         occupancy: Mean open requests over slots, over the last minute.
@@ -50,6 +53,9 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
     gen_tokens_per_s: float | None = None
     kv_usage: float | None = None
     mamba_usage: float | None = None
+    retracted: int | None = None
+    cached_share: float | None = None
+    told_s: float | None = None
     strategy: str | None = None
     server_version: str | None = None
     model: str | None = None

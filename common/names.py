@@ -8,6 +8,8 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
     headrace:worker_groups       hash   group id -> JSON of its last figures (`at_ms` says when)
     headrace:present             hash   worker group -> when it was last heard (ms), whether it has
                                         left since (0 or 1), JSON of what it was (`marks.events`)
+    headrace:telemetry           zset   worker group -> when its last sample came, ms of Redis TIME
+    headrace:telemetry:GROUP     stream its samples (`common.telemetry`), some hundred; 3 days
     headrace:renewed:EPOCH       string Redis TIME since when this process has renewed its leases
                                         without a gap, and of the last time; runs out by itself
     headrace:slots:SERVER        hash   epoch -> JSON {slots, deadline_ms, rid_prefix, group, drain
@@ -73,7 +75,8 @@ hold a number or a hash are made and read by `common.object_names`):
     shards/PP-SEQ-HASH.jsonl.zst     failures/PP-SEQ-HASH.jsonl.zst     keys/PP-SEQ-HASH.tsv.zst
     manifest/PP-SEQ.json             or PP-SEQ-HASH.json where conditions are not honoured
     marks/ID.json                    ID = its instant in ms, `hand` or `self`, 12 hex digits
-    telemetry/ progress.json _SUCCESS cancelled.json pinned.json
+    telemetry/FROM-TO-HASH.jsonl.zst  samples of that time, UTC: `common.telemetry`
+    progress.json _SUCCESS cancelled.json pinned.json
 """
 
 import re
@@ -84,6 +87,7 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 RUNS = "headrace:runs"
 WORKER_GROUPS = "headrace:worker_groups"
 PRESENT = "headrace:present"
+TELEMETRY_GROUPS = "headrace:telemetry"
 RIGHTS_TRIED = "headrace:rights"
 DOCTOR = "headrace:doctor:"
 """Before what `workers doctor` writes, reads and removes."""
@@ -243,6 +247,11 @@ def drain(server: str) -> str:
     return f"headrace:drain:{server}"
 
 
+def telemetry(group: str) -> str:
+    """Name the stream of a worker group's samples."""
+    return f"{TELEMETRY_GROUPS}:{group}"
+
+
 def renewed(epoch: str) -> str:
     """Name the string that says how long a process has renewed its leases without a gap."""
     return f"headrace:renewed:{epoch}"
@@ -307,3 +316,4 @@ FAILURES = "failures/"
 KEYS = "keys/"
 MANIFEST = "manifest/"
 MARKS = "marks/"
+TELEMETRY = "telemetry/"

@@ -1,6 +1,7 @@
 """Flags that several commands of both programs have, said once."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -47,4 +48,20 @@ def grace(default_s: float, what: str) -> Callable[[Command], Command]:
         show_default=True,
         metavar="S",
         help=f"Seconds that SIGTERM or Ctrl-C leaves for {what}.",
+    )
+
+
+def state_dir(holds: str) -> Callable[[Command], Command]:
+    """Give --state-dir of a process.
+
+    Args:
+        holds: What is written or looked for there.
+    """
+    return click.option(
+        "--state-dir",
+        type=click.Path(path_type=Path),
+        default=Path(".headrace"),
+        show_default=True,
+        metavar="DIR",
+        help=f"Where {holds}.",
     )

@@ -13,8 +13,8 @@ way back. Its lease is renewed until it has left them all.
       finisher turnkeeper          results, turns to Redis
       keeper aborts lives rids     slots, leases, reaping, takeover
       draining emptying            what it does while its server is drained
-      showing marking sizing       figures to Redis; what marks itself; room of the server
-      caretaker                    what idle ones do
+      showing telemeter            figures and samples to Redis
+      marking sizing caretaker     what marks itself; room of the server; what idle ones do
       stopping mishaps             the two stages of a stop; errors of ours
     prompt/                        one prompt: attempt after attempt, turn after turn (`serve`)
       serving needs turns outcomes what that needs of others; what it asks next, ends as
@@ -22,7 +22,9 @@ way back. Its lease is renewed until it has left them all.
     client/                        the wire to SGLang (`sglang`), and whose fault it is (`faults`)
     servers/                       what a server is and says of itself
       watch                        is it there and working
-      loads metrics_page log_lines what it says of itself, by pages and by its log
+      loads metrics_page           what it says of itself, by its pages
+      log_lines log_tail log_place and by its log: a line; what was added; where it is
+      log_figures meter telemetry  what that comes to: figures of now, rates, or nothing
       capacity                     how many requests it should hold
       versions launch_line         what SGLang's versions call things; how one is started
       records                      what its supervisor writes down here, and is asked
@@ -31,6 +33,7 @@ way back. Its lease is renewed until it has left them all.
       model_shape model_files      what a request costs, out of a model's config.json
       thinking                     whether it thinks aloud
     sink/                          from stream to store: `sink` all runs, `run_sink` one
+      archive                      samples of its worker groups, to its telemetry/
     node/                          the processes of one machine
       processes part_log           a child: started, started again, its log
       plan node rows table         all of a node (`workers up`): what it is, its life, how it is
@@ -94,6 +97,12 @@ Decisions (2026-11-30):
   its slots are gone. Redis keeps turns only where they continue what it has, so that two processes
   which both served a prompt leave one conversation. Attempts count for each turn; a new try begins
   with the first. `length` ends a turn, not the conversation: it goes on, and the flags tell.
+* A server's log stands in for its pages and never counts as progress: whose log it is nobody can
+  prove, and a stranger's would hide a hang. Its rate is tokens over time of the last lines, but
+  for those that reach back into idle time; its counters are used where no page has any.
+* Samples are an own stream a worker group, bounded by number, and of the store alone a sink learns
+  how far they are archived: no state that a rewound Redis could tell wrongly. Rejected: one stream
+  for all (a busy node would push the others' out), figures in `progress.json` (no history).
 * 20 faults in a row pause a run; while k of its jobs are in flight, 20 + k are allowed, because
   quick refusals come before slow successes.
 * An answer's text is looked at where it comes in: a loop at its end is found exactly, in 2 us for

@@ -49,6 +49,7 @@ from workers.options import (
     slots_server,
     this_host,
 )
+from workers.servers.log_place import log_finder
 from workers.timing import timing_from_environment
 
 log = logging.getLogger(__name__)
@@ -265,8 +266,9 @@ def options_from_settings(runs: tuple[str, ...]) -> GroupOptions:
             f"HEADRACE_GPU {said['gpu']!r} makes {len(gpus)} worker groups, and `rq worker` is "
             "one: give it one GPU, or use `workers start`"
         )
+    group = group_name(gpus[0], host)
     return GroupOptions(
-        group=group_name(gpus[0], host),
+        group=group,
         server=server_url(said["server"], gpus[0][0]),
         host=host,
         concurrency=said["concurrency"],
@@ -275,6 +277,9 @@ def options_from_settings(runs: tuple[str, ...]) -> GroupOptions:
         start_limit_s=said["start_limit_s"],
         runs=said["runs"] if runs == RQ_DEFAULT_QUEUES else runs,
         api_key=os.environ.get("HEADRACE_API_KEY"),
+        find_log=log_finder(
+            said["server_log"], group=group, gpu=gpus[0][0], state_dir=said["state_dir"]
+        ),
         timing=timing_from_environment(),
     )
 

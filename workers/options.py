@@ -4,6 +4,8 @@ import ipaddress
 import os
 import re
 import socket
+from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -35,6 +37,7 @@ class GroupOptions(msgspec.Struct, frozen=True, kw_only=True):
         worker_name: RQ's name of this process.
         parent_pid: Drain when this process is not our parent any more; None where nobody watches.
         most_connections: Above every bound that may come.
+        find_log: Finds the server's log; None where there is none.
         timing: How often it looks and renews.
     """
 
@@ -51,6 +54,7 @@ class GroupOptions(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = msgspec.field(default_factory=os.getpid)
     parent_pid: int | None = None
     most_connections: int = 4096
+    find_log: Callable[[], Path | None] = lambda: None
     timing: Timing = Timing()
 
 

@@ -31,6 +31,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         slot_ttl_s: How long slots are held without a renewal.
         lease_s: How long a job may be silent.
         publish_every_s: Between two publications of our figures.
+        sample_every_s: Between two samples for the run's telemetry.
         audit_every_s: Between two audits of the runs while there is nothing to claim.
         redis_limit_s: What a call to Redis gets once we have been told to stop.
     """
@@ -49,6 +50,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reap_every_s: float = 15.0
     lease_s: float = LEASE_MS / 1000
     publish_every_s: float = 3.0
+    sample_every_s: float = 5.0
     audit_every_s: float = 30.0
     redis_limit_s: float = 2.0
 

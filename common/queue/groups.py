@@ -8,6 +8,7 @@ import redis  # noqa: TC002 - as everywhere in this package
 
 from common import connect, names
 from common.group_figures import GroupFigures
+from common.queue.samples import Samples
 
 FRESH_MS = 30_000
 """A figure older than this is of a process that is away."""
@@ -23,10 +24,12 @@ class Groups:
 
     Attributes:
         client: Of that Redis.
+        samples: What they were like before.
     """
 
     def __init__(self, client: "redis.Redis", *, where: str = "") -> None:
         self.client = self._client = client
+        self.samples = Samples(client)
         self._where = where or "the given address"
 
     def publish(self, figures: GroupFigures) -> None:

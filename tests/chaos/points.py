@@ -15,8 +15,8 @@ OWN = {
 
 NOW_AND_THEN = {
     "producer": ("adopt", "reconcile"),
-    "sink": ("reconcile", "end", "feed"),
-    "group": ("reconcile", "feed", "audit", "turn"),
+    "sink": ("reconcile", "end", "feed", "archive"),
+    "group": ("reconcile", "feed", "audit", "turn", "sample"),
 }
 
 OFTEN = 3

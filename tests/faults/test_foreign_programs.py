@@ -36,7 +36,8 @@ OF_A_RUN = re.compile(
     r"|clean_registries):(?:one|two)"
 )
 SHARED = re.compile(
-    r"headrace:(?:runs|runs:none|worker_groups|renewed:\w+|slots:http://[\w.-]+:\d+)"
+    r"headrace:(?:runs|runs:none|worker_groups|present|telemetry(?::gpu0@[\w.-]+)?|renewed:\w+"
+    r"|slots:http://[\w.-]+:\d+)"
     r"|rq:(?:queues|workers|suspended|worker:gpu0@[\w.@-]+(?::\w+)?)"
 )
 

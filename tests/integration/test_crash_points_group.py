@@ -354,3 +354,11 @@ def test_killed_after_a_turn_it_is_not_generated_again(talks: Group) -> None:
     talks.end()
     # The first turn of those is not asked again; of the others in flight one request each.
     assert 8 <= talks.asked() <= 8 + held - done
+
+
+def test_killed_when_a_sample_is_kept_nothing_hangs_on_it(group: Group) -> None:
+    group.killed("sample.kept", sample_every_s=0.2)
+
+    [key] = group.client.scan_iter(names.telemetry("*"))
+    assert group.client.xlen(key) == 1
+    group.end()

@@ -42,7 +42,7 @@ def test_every_crash_point_that_a_kind_may_come_to_is_picked() -> None:
     assert "sink.intent" not in points.points_of("group")
     assert points.points_of("server") == points.points_of("redis") == ()
     # Of commands that a round does not call.
-    left = {"retry", "pause", "priority", "resume", "cancel", "forget"}
+    left = {"retry", "pause", "priority", "resume", "cancel", "forget", "mark"}
     known = {
         word
         for words in (points.OWN, points.NOW_AND_THEN)

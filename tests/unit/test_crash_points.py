@@ -108,6 +108,9 @@ KILLED_BY = {
     "sink.set_aside": _FILES.format(
         "store", "test_killed_when_a_poison_entry_is_aside_its_failure_stands_once"
     ),
+    "archive.stored": "tests/integration/test_sink_telemetry.py"
+    "::test_a_sink_killed_when_an_object_is_stored_leaves_the_next_one_nothing_to_double",
+    "sample.kept": _FILES.format("group", "test_killed_when_a_sample_is_kept_nothing_hangs_on_it"),
     **dict.fromkeys(["progress.kept", "progress.stored"], _FIGURES),
     **dict.fromkeys(
         [

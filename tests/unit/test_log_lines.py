@@ -175,6 +175,14 @@ OTHERS: dict[str, LogLine] = {
     "server_args=ServerArgs(model_path='m', max_running_requests=32, context_len=3)": Event(
         stamp=AT, what="launching"
     ),
+    f"server_args=ServerArgs({'x=1, ' * 3000}mamba_scheduler_strategy='no_buffer', "
+    "disable_radix_cache=False)": Event(stamp=AT, what="launching", strategy="no_buffer"),
+    "server_args={'mamba_radix_cache_strategy': 'auto', 'x': 1}": Event(
+        stamp=AT, what="launching", strategy="auto"
+    ),
+    "server_args={'mamba_radix_cache_strategy': 'auto', 'disable_radix_cache': True}": Event(
+        stamp=AT, what="launching", strategy="no_radix"
+    ),
 }
 
 
@@ -317,6 +325,9 @@ def test_every_line_of_the_whole_recordings_is_read() -> None:
         skip_cannot_run("the whole recordings lie beside the repository only where it is made")
 
     assert sum(map(read_whole, paths)) > 2000
+    found = [parse_line(line) for path in paths for line in path.read_bytes().splitlines()]
+    strategies = [each.strategy for each in found if isinstance(each, Event)]
+    assert {each for each in strategies if each} == {"auto", "no_buffer"}
 
 
 @given(line=st.binary(max_size=3 * MOST_BYTES))

@@ -14,7 +14,7 @@ from common.address import resolve_redis
 from common.connect import address_of, connect, persistence_warning
 from common.last_words import tell
 from common.logs import set_up_logs
-from common.options import LOG_LEVEL, NOTIFY, REDIS, grace
+from common.options import LOG_LEVEL, NOTIFY, REDIS, grace, state_dir
 from common.queue.rights import refuse_missing_rights
 from common.stops import Stopped, on_stop, warn_of_shell
 from common.store.frames import MOST_BATCH_BYTES
@@ -64,14 +64,7 @@ PARENT_LOOK_S = 0.5
     help="The same for a run's first shard: its results show early.",
 )
 @grace(25.0, "storing what waits")
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    default=Path(".headrace"),
-    show_default=True,
-    metavar="DIR",
-    help="Where RUN/progress.json is written.",
-)
+@state_dir("RUN/progress.json is written")
 @click.option(
     "--poll",
     "poll_s",

@@ -1,6 +1,8 @@
 """`workers start`: one process a worker group, watched by the process that was called."""
 
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -10,7 +12,7 @@ from common import connect
 from common.address import resolve_redis
 from common.errors import UsageError
 from common.logs import set_up_logs
-from common.options import LOG_LEVEL, REDIS, grace
+from common.options import LOG_LEVEL, REDIS, grace, state_dir
 from common.stops import warn_of_shell
 from workers.group import SlotWorker
 from workers.node.processes import Child, own_command, supervise, watched_by
@@ -23,6 +25,7 @@ from workers.options import (
     server_url,
     this_host,
 )
+from workers.servers.log_place import log_finder
 from workers.timing import timing_from_environment
 
 
@@ -58,6 +61,13 @@ class Concurrency(click.ParamType[int | str]):
     help="The SGLang server; {gpu} stands for the GPU's number."
     "  [default: http://127.0.0.1:{30000+gpu}]",
 )
+@click.option(
+    "--server-log",
+    metavar="PATH",
+    help="The server's log, which tells what its pages leave out; {gpu} as in --server."
+    "  [default: what its supervisor writes, or sglang_logs/sglang_gpu{gpu}.log]",
+)
+@state_dir("supervisors of servers keep their records")
 @REDIS
 @click.option(
     "--concurrency",
@@ -94,6 +104,8 @@ def start(
     gpu: str,
     tp: int,
     server: str | None,
+    server_log: str | None,
+    state_dir: Path,
     redis: str | None,
     concurrency: int | Literal["auto"],
     ramp: float,
@@ -114,10 +126,7 @@ def start(
         workers start --gpu 0,1 --tp 2 --server http://127.0.0.1:30000
     """
     sets = parse_gpus(gpu, tp)
-    if len(sets) > 1 and server is not None and "{gpu}" not in server:
-        raise UsageError(
-            f"--server names one server for {len(sets)} worker groups: write {{gpu}} in it"
-        )
+    _refuse_one_for_all(len(sets), {"--server": server, "--server-log": server_log})
     url = resolve_redis(redis)
     set_up_logs(log_level)
     warn_of_shell()
@@ -135,17 +144,28 @@ def start(
             runs=runs,
             api_key=os.environ.get("HEADRACE_API_KEY"),
             parent_pid=watched_by(),
+            find_log=log_finder(
+                server_log, group=group_name(gpus, host), gpu=gpus[0], state_dir=state_dir
+            ),
             timing=timing_from_environment(),
         )
         for gpus in sets
     ]
     if len(sets) > 1:
         client.close()
-        raise SystemExit(_start_each(sets, all_options, url=url, tp=tp, log_level=log_level))
+        rest = ["--log-level", log_level, "--state-dir", str(state_dir)]
+        rest += ["--server-log", server_log] if server_log else []
+        raise SystemExit(_start_each(sets, all_options, url=url, tp=tp, rest=rest))
     worker = SlotWorker(list(runs), connection=client, options=all_options[0])
     worker.work()
     if worker.stopped_by is not None:
         raise SystemExit(128 + worker.stopped_by)
+
+
+def _refuse_one_for_all(count: int, patterns: Mapping[str, str | None]) -> None:
+    for flag, said in patterns.items():
+        if count > 1 and said is not None and "{gpu}" not in said:
+            raise UsageError(f"{flag} names one for {count} worker groups: write {{gpu}} in it")
 
 
 def _start_each(
@@ -154,7 +174,7 @@ def _start_each(
     *,
     url: str,
     tp: int,
-    log_level: str,
+    rest: list[str],
 ) -> int:
     children = [
         Child(
@@ -166,8 +186,7 @@ def _start_each(
                 "--tp",
                 str(tp),
                 *_arguments(options),
-                "--log-level",
-                log_level,
+                *rest,
             ),
             # The address may hold a password, and arguments can be read by anybody on the host.
             env={**os.environ, "HEADRACE_REDIS": url},

@@ -93,7 +93,8 @@ class Core:
     def cap(self) -> int | None:
         """How many requests the server runs at once, None while it has not told."""
         identity, load = self.watch.identity, self.watch.load
-        return (load and load.cap) or (identity and identity.cap) or None
+        told = (load and load.cap) or (identity and identity.cap)
+        return told or self.watch.telemetry.log.cap
 
     def close(self) -> None:
         """End the threads; nobody waits for what they still do."""

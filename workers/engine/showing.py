@@ -15,6 +15,7 @@ from workers.engine.finisher import Finisher
 from workers.engine.keeper import Keeper
 from workers.engine.marking import Marking
 from workers.engine.sizing import Sizing
+from workers.engine.telemeter import Telemeter
 
 LOOKS = 12
 """How often occupancy is looked at between two publications."""
@@ -43,12 +44,16 @@ class Showing:
         self._finisher = finisher
         self._on_beat = on_beat
         self._marking = Marking(core)
+        self._telemeter = Telemeter(core, self.figures)
         self._began_s = self._ready_s = time.monotonic()
         self._sizing = Sizing()
         self._occupied: deque[tuple[float, int, int]] = deque(maxlen=240)
 
     async def run(self) -> None:
-        """Publish for ever."""
+        """Publish and sample for ever."""
+        await asyncio.gather(self._publish(), self._telemeter.run())
+
+    async def _publish(self) -> None:
         while True:
             with contextlib.suppress(RedisUnusableError):
                 await self._core.beat.ask(partial(self._say, self.figures()))
@@ -65,9 +70,11 @@ class Showing:
 
     def figures(self) -> GroupFigures:
         """Say how this process is now."""
-        watch, load, identity = self._core.watch, self._core.watch.load, self._core.watch.identity
-        sized = self._sizing.diagnosis(identity.facts if identity else None, load)
+        watch, identity = self._core.watch, self._core.watch.identity
         now_s = time.monotonic()
+        told = watch.telemetry.figures(now_s)
+        load = told.load
+        sized = self._sizing.diagnosis(identity.facts if identity else None, load)
         state, detail = self._state()
         if watch.ready or self._core.draining.stands:
             self._ready_s = now_s
@@ -83,12 +90,15 @@ class Showing:
             leased=len(self._core.holdings),
             bound=self._core.bound() if identity and state != "drained" else 0,
             cap=self._core.cap,
-            running=load.running if load else None,
-            queued=load.queued if load else None,
-            gen_tokens_per_s=watch.gen_tokens_per_s,
-            kv_usage=load.token_usage if load else None,
-            mamba_usage=load.mamba_usage if load else None,
-            strategy=identity.strategy if identity else None,
+            running=load.running,
+            queued=load.queued,
+            gen_tokens_per_s=told.gen_tokens_per_s,
+            kv_usage=load.token_usage,
+            mamba_usage=load.mamba_usage,
+            retracted=told.retracted,
+            cached_share=told.cached_share,
+            told_s=told.told_s,
+            strategy=(identity and identity.strategy) or watch.telemetry.log.strategy,
             server_version=identity.version if identity else None,
             model=identity.model if identity else None,
             left_out=self._core.eligible.left_out(identity),

@@ -60,11 +60,13 @@ class ServerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         cap: Requests that it runs at once, effectively.
         token_usage, mamba_usage: Shares of the KV pool and of the mamba pool, 0 to 1.
         gen_throughput: Generated tokens per second by its own account; stale when idle.
-        gen_tokens_total, prompt_tokens_total: Tokens generated and prefilled since its start; they
-            move with every step. Compare only readings with equal `counted_by`.
+        gen_tokens_total, prompt_tokens_total: Tokens generated and prefilled since its start (from
+            the log: since it is read); they move with every step. Compare only readings with equal
+            `counted_by`.
         used_tokens: Tokens in the KV pool: with each decoded token one more.
+        cached_tokens_total: Tokens of prompts that it found in its cache instead.
         retracted_total: Requests that it had to set back for want of room.
-        counted_by: Which page the totals come from: metrics, loads, or empty.
+        counted_by: Where the totals come from: metrics, loads, log, or empty.
     """
 
     running: int | None = None
@@ -76,6 +78,7 @@ class ServerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gen_tokens_total: float | None = None
     prompt_tokens_total: float | None = None
     used_tokens: int | None = None
+    cached_tokens_total: float | None = None
     retracted_total: float | None = None
     counted_by: str = ""
 
@@ -168,7 +171,9 @@ _info = msgspec.json.Decoder(_ServerInfo)
 _loads = msgspec.json.Decoder(_Loads)
 _old_loads = msgspec.json.Decoder(list[_OldLoad])
 
-_TOTALS = frozenset({"gen_tokens_total", "prompt_tokens_total", "counted_by"})
+_TOTALS = frozenset(
+    {"gen_tokens_total", "prompt_tokens_total", "cached_tokens_total", "counted_by"}
+)
 
 
 def read_identity(models: bytes, info: bytes | None) -> ServerIdentity:
@@ -261,6 +266,19 @@ def combined(pages: Sequence[ServerLoad]) -> ServerLoad:
     for page in counting[:1]:
         known |= {name: getattr(page, name) for name in _TOTALS}
     return ServerLoad(**known)
+
+
+def with_log(pages: ServerLoad, log: ServerLoad) -> ServerLoad:
+    """Add to what a server's pages tell what only its log does.
+
+    The log's token totals come in where no page counts generated tokens: then all of them, for
+    those of two sources must not be compared.
+    """
+    if pages.gen_tokens_total is None and log.gen_tokens_total is not None:
+        pages = msgspec.structs.replace(
+            pages, **{name: getattr(log, name) for name in _TOTALS}, gen_throughput=None
+        )
+    return combined([pages, log])
 
 
 def _sum(figures: Sequence[int | None]) -> int | None:

@@ -25,7 +25,9 @@ import msgspec
 MOST_BYTES = 4096
 """The longest line of interest has some 500; the one with all arguments 20,000."""
 
+MOST_ARGUMENTS_BYTES = 64 << 10
 MOST_PREFIX_BYTES = 200
+MOST_STAMP_BYTES = 80
 MOST_COUNT = 10**12
 FULL = 1.005
 """A usage is rounded to two digits, and never above this."""
@@ -50,6 +52,9 @@ _RETRACTED = re.compile(
     rb"KV cache pool is full\. Retract requests\. #retracted_reqs: (\d{1,9})\b"
 )
 _DIED = re.compile(rb"Subprocess \S{1,80} \(pid=\d{1,12}\) crashed with exit code (-?\d{1,4})\b")
+
+_STRATEGY = re.compile(rb"\bmamba_(?:radix_cache|scheduler)_strategy(?:=|': )'([a-z_]{1,30})'")
+_NO_RADIX = re.compile(rb"\bdisable_radix_cache(?:=|': )True\b")
 
 What = Literal[
     "launching",
@@ -184,11 +189,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
             (it ends itself), child_died, watchdog (a step took too long), leak (its own check
             found one), sigterm, draining.
         exit_code: Of a child that died.
+        strategy: Of one that is launching, as its arguments say: no_buffer, extra_buffer, auto …,
+            `no_radix` without radix cache.
     """
 
     stamp: Stamp = NO_STAMP
     what: What
     exit_code: int | None = None
+    strategy: str | None = None
 
 
 LogLine = Batch | Started | MambaPool | Capped | Retracted | Event
@@ -202,7 +210,15 @@ def parse_line(line: bytes) -> LogLine | None:
     batch = _BATCH.match(message)
     if batch:
         return _batch(batch[1], message[batch.end() :], stamp)
-    return _other(message, stamp)
+    found = _other(message, stamp)
+    if isinstance(found, Event) and found.what == "launching":
+        return msgspec.structs.replace(found, strategy=_strategy(line[:MOST_ARGUMENTS_BYTES]))
+    return found
+
+
+def stamp_of(line: bytes) -> Stamp:
+    """Read what any line begins with, whatever it says."""
+    return _message(line[: MOST_PREFIX_BYTES + MOST_STAMP_BYTES])[0]
 
 
 def _message(line: bytes) -> tuple[Stamp, bytes]:
@@ -284,6 +300,13 @@ def _other(message: bytes, stamp: Stamp) -> LogLine | None:
         return Event(what="child_died", exit_code=int(found[1]), stamp=stamp)
     what = next((word for text, word in _EVENTS if message.startswith(text)), None)
     return Event(what=what, stamp=stamp) if what else None
+
+
+def _strategy(arguments: bytes) -> str | None:
+    if _NO_RADIX.search(arguments):
+        return "no_radix"
+    found = _STRATEGY.search(arguments)
+    return found[1].decode() if found else None
 
 
 def _number(fields: Mapping[bytes, bytes], *names: bytes) -> float | None:

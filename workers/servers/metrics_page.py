@@ -10,7 +10,7 @@ from workers.servers.loads import ServerLoad
 _METRIC = re.compile(
     rb"^sglang[:_](num_running_reqs|num_queue_reqs|token_usage|full_token_usage|mamba_usage"
     rb"|gen_throughput|generation_tokens_total|prompt_tokens_total|realtime_tokens_total"
-    rb"|num_retracted_requests_total)(?:\{(.*)\})? (\S+)",
+    rb"|cached_tokens_total|num_retracted_requests_total)(?:\{(.*)\})? (\S+)",
     re.MULTILINE,
 )
 _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -49,8 +49,7 @@ def _counts(labels: dict[bytes, bytes]) -> bool:
 
 def _metrics_load(found: dict[bytes, float]) -> ServerLoad:
     generated = found.get(b"realtime_tokens_total_decode", found.get(b"generation_tokens_total"))
-    computed = found.get(b"realtime_tokens_total_prefill_compute")
-    prefilled = computed if computed is not None else found.get(b"prompt_tokens_total")
+    prefilled, cached = _prefilled(found)
     return ServerLoad(
         running=_int(found.get(b"num_running_reqs")),
         queued=_int(found.get(b"num_queue_reqs")),
@@ -60,9 +59,22 @@ def _metrics_load(found: dict[bytes, float]) -> ServerLoad:
         gen_throughput=found.get(b"gen_throughput"),
         gen_tokens_total=generated,
         prompt_tokens_total=prefilled,
+        cached_tokens_total=cached,
         retracted_total=found.get(b"num_retracted_requests_total"),
         counted_by="metrics" if generated is not None or prefilled is not None else "",
     )
+
+
+def _prefilled(found: dict[bytes, float]) -> tuple[float | None, float | None]:
+    """Give the tokens of prompts that were computed, and those that were found in the cache."""
+    computed = found.get(b"realtime_tokens_total_prefill_compute")
+    if computed is not None:
+        # The page has no line for what has not happened yet.
+        return computed, found.get(b"realtime_tokens_total_prefill_cache", 0.0)
+    prompts, cached = found.get(b"prompt_tokens_total"), found.get(b"cached_tokens_total")
+    if prompts is None or cached is None:
+        return prompts, cached
+    return max(prompts - cached, 0.0), cached
 
 
 def _int(value: float | None) -> int | None:

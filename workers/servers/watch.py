@@ -24,12 +24,17 @@ from workers.client.requests import Request
 from workers.client.rows import Origin
 from workers.client.sglang import SGLangClient
 from workers.servers.loads import ServerIdentity, ServerLoad
+from workers.servers.telemetry import Telemetry
 from workers.timing import Timing
 
 log = logging.getLogger(__name__)
 
 CUT_WITHIN_TOKENS = 8
 """SGLang cuts a prompt to its context less the few tokens that it keeps for itself."""
+
+
+RATE_READINGS = 4
+"""Over how many readings a rate is taken."""
 
 
 class ServerWatch:
@@ -40,6 +45,7 @@ class ServerWatch:
         detail: Why, for people.
         identity, load: What the server last said of itself; None before.
         restarts: How often it was seen to count from the beginning again.
+        telemetry: What that comes to, with its log.
     """
 
     def __init__(
@@ -64,13 +70,12 @@ class ServerWatch:
         self.detail = "not asked yet"
         self.identity: ServerIdentity | None = None
         self.load: ServerLoad | None = None
-        self.gen_tokens_per_s: float | None = None
         self.restarts = 0
         # The last load that was told, by whichever life of the server.
         self._told: ServerLoad | None = None
+        self.telemetry = Telemetry(RATE_READINGS * timing.load_every_s)
         self._wake = asyncio.Event()
         self._moved_at_s = time.monotonic()
-        self._load_at_s = 0.0
         self._open = 0
         self._said_at_s = self._limit_said_at_s = float("-inf")
         self._probe: asyncio.Task[bool] | None = None
@@ -200,6 +205,9 @@ class ServerWatch:
                 self.identity = await self._client.identify()
                 self.load = await self._read_load(self._timing.load_s)
                 self._note_told(self.load)
+                self.telemetry.begin_anew()
+                if self.load is not None:
+                    self.telemetry.note_pages(self.load, time.monotonic())
                 if await self.alive():
                     return True
             self.detail = "it gives no token yet"
@@ -247,7 +255,7 @@ class ServerWatch:
                 on_hang()
 
     async def _note_load(self) -> None:
-        earlier, earlier_s = self.load, self._load_at_s
+        earlier = self.load
         load = await self._read_load(self._timing.load_s)
         if load is None:
             self._out_of_sight = True
@@ -261,9 +269,8 @@ class ServerWatch:
         now_s = time.monotonic()
         if earlier is None or load.moved_since(earlier) or not self._open:
             self._moved_at_s = now_s
-        if earlier and earlier_s and earlier.counted_by == load.counted_by:
-            self.gen_tokens_per_s = _rate(earlier, load, now_s - earlier_s)
-        self.load, self._load_at_s = load, now_s
+        self.load = load
+        self.telemetry.note_pages(load, now_s)
         self._on_change()
 
     def _note_told(self, load: ServerLoad | None) -> None:
@@ -341,9 +348,3 @@ class ServerWatch:
         if now_s - self._said_at_s >= self._timing.say_again_s:
             self._said_at_s = now_s
             log.info("%s", text)
-
-
-def _rate(earlier: ServerLoad, load: ServerLoad, passed_s: float) -> float | None:
-    if load.gen_tokens_total is None or earlier.gen_tokens_total is None or passed_s <= 0:
-        return load.gen_throughput
-    return max(0.0, load.gen_tokens_total - earlier.gen_tokens_total) / passed_s

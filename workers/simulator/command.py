@@ -217,6 +217,9 @@ _SECTIONS = {
     metavar="MEMBER=JSON",
     help="What /server_info says instead, e.g. reasoning_parser='\"qwen3\"'.",
 )
+@click.option(
+    "--missing", multiple=True, metavar="PATH", help="Answer 404 there, e.g. /metrics; repeatable."
+)
 @click.option("--reasoning", is_flag=True, help="Answer with reasoning_content.")
 @click.option(
     "--dirty",

@@ -9,6 +9,7 @@ from workers.simulator.settings import Settings
 
 # From these versions on: loads from shared memory, and the strategy's new name.
 _LOADS_VERSION = (0, 5, 13)
+_CAP_VERSION = (0, 5, 8)
 _STRATEGY_VERSION = (0, 5, 14)
 
 Json = dict[str, Any]
@@ -83,6 +84,8 @@ def server_info(settings: Settings, engine: Engine, *, port: int, status: str) -
             "graph": {"decode": 1.2} if settings.version >= _LOADS_VERSION else 1.2,
         },
     }
+    if settings.version < _CAP_VERSION:
+        del states["effective_max_running_requests_per_dp"]
     return arguments | {
         "status": status,
         "max_total_num_tokens": settings.kv_tokens,

@@ -89,7 +89,7 @@ def read(arguments: list[str]) -> tuple[Settings, list[Fault], int]:
     slow = dict(options.pop("slow"))
     slow = {0: slow[place]} if place in slow else {}
     options["info"] = dict(options["info"])
-    for name in ("as_json", "until_eof", "servers", "ports"):
+    for name in ("as_json", "until_eof", "servers", "ports", "config"):
         options.pop(name, None)
     options |= _told_by_flags(given, version) | {"slow": slow, "servers": 1}
     try:

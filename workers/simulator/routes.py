@@ -33,6 +33,8 @@ _FLUSHED = (
     b"(When there are running or waiting requests, the operation will not be performed.)\n"
 )
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+_INFO_VERSION = (0, 5, 6)
+_LOADS_VERSION = (0, 5, 8)
 _READY_VERSION = (0, 5, 20)
 _NO_GET_LOAD_VERSION = (0, 5, 22)
 
@@ -66,6 +68,12 @@ class Routes:
             self._gets["/ready"] = self._ready
         if settings.version < _NO_GET_LOAD_VERSION:
             self._gets["/get_load"] = self._old_load
+        later = {"/v1/loads": _LOADS_VERSION} | dict.fromkeys(
+            ("/server_info", "/model_info"), _INFO_VERSION
+        )
+        for path in (*settings.missing, *(p for p, v in later.items() if settings.version < v)):
+            self._gets.pop(path, None)
+            self._posts.pop(path, None)
 
     def answer(
         self, connection: Connection, request: Request, serving: Serving, state: State

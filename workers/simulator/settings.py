@@ -58,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         dirty: Append to every answer what random models give: NUL, U+FFFD, lone surrogates.
         tokens_per_char: Tokens of a prompt per character of it.
         metrics: Whether /metrics is there, as with --enable-metrics.
+        missing: Paths that are answered 404, as by a gateway before the server.
         arguments: What else /server_info says of the server's arguments.
         api_key: Bearer key that requests must carry; None: open.
         keep_alive_s: Idle seconds after which a connection is closed (real time).
@@ -95,6 +96,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dirty: bool = False
     tokens_per_char: Positive = 0.25
     metrics: bool = True
+    missing: tuple[str, ...] = ()
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
     api_key: str | None = None
     keep_alive_s: Positive = 5.0

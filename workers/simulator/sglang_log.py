@@ -1,4 +1,4 @@
-"""SGLang's own log lines of a server with a hybrid model, as 0.5.12 to 0.5.23 write them.
+"""SGLang's own log lines of a server with a hybrid model, as 0.5.4 to 0.5.23 write them.
 
 One line for each batch of requests that are admitted together, one for every 40 decode steps,
 and those of the start that tell the cap. The throughput of a decode line is what was generated
@@ -20,6 +20,9 @@ _DECODE_INTERVAL_STEPS = 40
 _SHORTEST_S = 0.01
 _LARGEST_GRAPH = 256
 _WARNING_VERSION = (0, 5, 18)
+_UNNUMBERED_VERSION = (0, 5, 6)
+_SPEED_VERSION = (0, 5, 9)
+_PENDING_VERSION = (0, 5, 12)
 TO_STDERR = "-"
 """Stands for stderr in the place of a file's name."""
 
@@ -37,7 +40,7 @@ class SglangLog:
         self._written_s = time.monotonic()
         self._prefilled_s = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
-        self._retractions = 0
+        self._retractions = self._lines = 0
 
     def attach(self, server: SimulatedServer, *, fired_up: bool = True) -> None:
         """Write the lines of a start, and from now on those of this server's new engine.
@@ -103,13 +106,19 @@ class SglangLog:
         pending = sum(request.prompt_tokens for request in engine.waiting)
         rate = tokens / max(now - self._prefilled_s, _SHORTEST_S)
         self._prefilled_s = now
-        self._write(
-            f"Prefill batch, #new-seq: {len(batch)}, #new-token: {tokens}, #cached-token: 0, "
-            f"full token usage: {engine.kv_used / engine.kv_tokens:.2f}, "
-            f"mamba usage: {engine.pool.usage(len(engine.running)):.2f}, "
-            f"#running-req: {max(len(engine.running) - len(batch), 0)}, "
-            f"#queue-req: {len(engine.waiting)}, #pending-token: {pending}, "
-            f"cuda graph: False, input throughput (token/s): {rate:.2f}"
+        speed, graph = f"input throughput (token/s): {rate:.2f}", "cuda graph: False"
+        version = self._settings.version
+        self._write_batch(
+            "Prefill",
+            f"#new-seq: {len(batch)}",
+            f"#new-token: {tokens}",
+            "#cached-token: 0",
+            f"full token usage: {engine.kv_used / engine.kv_tokens:.2f}",
+            f"mamba usage: {engine.pool.usage(len(engine.running)):.2f}",
+            f"#running-req: {max(len(engine.running) - len(batch), 0)}",
+            f"#queue-req: {len(engine.waiting)}",
+            *([f"#pending-token: {pending}"] if version >= _PENDING_VERSION else []),
+            *([] if version < _SPEED_VERSION else [graph, speed]),
         )
 
     # --- decode ----------------------------------------------------------------------------------
@@ -136,14 +145,25 @@ class SglangLog:
         now, generated, running = time.monotonic(), engine.generated, len(engine.running)
         rate = (generated - self._generated) / max(now - self._written_s, 1e-9)
         self._written_s, self._generated = now, generated
-        self._write(
-            f"Decode batch, #running-req: {running}, #full token: {round(engine.kv_used)}, "
-            f"full token usage: {engine.kv_used / engine.kv_tokens:.2f}, "
-            f"mamba num: {running * engine.pool.used}, "
-            f"mamba usage: {engine.pool.usage(running):.2f}, "
-            f"cuda graph: {running <= _LARGEST_GRAPH}, gen throughput (token/s): {rate:.2f}, "
-            f"#queue-req: {len(engine.waiting)}"
+        self._write_batch(
+            "Decode",
+            f"#running-req: {running}",
+            f"#full token: {round(engine.kv_used)}",
+            f"full token usage: {engine.kv_used / engine.kv_tokens:.2f}",
+            f"mamba num: {running * engine.pool.used}",
+            f"mamba usage: {engine.pool.usage(running):.2f}",
+            f"cuda graph: {running <= _LARGEST_GRAPH}",
+            f"gen throughput (token/s): {rate:.2f}",
+            f"#queue-req: {len(engine.waiting)}",
         )
+
+    def _write_batch(self, kind: str, *fields: str) -> None:
+        """Write a batch's line; older versions number it, and end it with a comma."""
+        self._lines += 1
+        version = self._settings.version
+        number = f" [{self._lines}]" if version < _UNNUMBERED_VERSION else ""
+        end = ", " if version < _SPEED_VERSION else ""
+        self._write(f"{kind} batch{number}, {', '.join(fields)}{end}")
 
 
 def stamped(line: str) -> bytes:

@@ -34,6 +34,7 @@ from common.queue.sinkview import RunView, look
 from common.reconcile import reconcile
 from common.restore import audit_and_restore
 from common.store import ObjectStore
+from workers.sink.archive import Archive
 from workers.sink.batch import Limits, Waiting, due
 from workers.sink.partition import PartitionSink
 
@@ -106,6 +107,7 @@ class RunSink:
         self._over = False
         self._marks_said = ""
         self._feeder = Feeder(client, store, record, clock=clock)
+        self._archive = Archive(client, store, record, clock=clock)
 
     def step(self, *, flush: bool = False) -> Standing:
         """Do once what is to be done now.
@@ -133,6 +135,7 @@ class RunSink:
         self._keep_pinned()
         self._keep_marks(close=flush)
         if view.cancelled_run:
+            self._keep_telemetry(view)
             return self._cancel(view, stops=flush)
         if self._heed_cancellation():
             return Standing.GOES_ON
@@ -140,6 +143,7 @@ class RunSink:
         for partition in list(self.leases):
             # In a small Redis a whole batch might not fit under the mark that stops claims.
             self._drain(partition, view, flush=flush or view.pressed)
+        self._keep_telemetry(view)
         if view.unfed and not stopping:
             self.fed_rows += self._feeder.step()
         if not (view.all_ended or flush):
@@ -209,6 +213,12 @@ class RunSink:
         except PartitionLostError as lost:
             log.info("run %s partition %d: %s; begins anew", self.record.run, partition, lost.why)
             self._leave(partition)
+
+    def _keep_telemetry(self, view: RunView) -> None:
+        if 0 in self.leases:
+            self._archive.step(view.now_ms, ended=view.all_ended and not view.entries)
+        else:
+            self._archive.lose()
 
     def _audit(self) -> None:
         """Put back what RQ's tools took from the run: a sink can reach `inputs/`."""
