@@ -133,10 +133,10 @@ def _lines(
     width: int,
 ) -> Iterator[RenderableType]:
     """Write a line each below a head; what is to be said of one stands below it."""
-    rows = [[_CELLS[name](group) for name in columns] for group in groups]
+    rows = [[" ".join(_CELLS[name](group).split()) for name in columns] for group in groups]
     names = _names(every, width)
     for row, group in zip(rows, groups, strict=True):
-        row[0] = names[id(group)]
+        row[0] = " ".join(names[id(group)].split())
     wide = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     yield _line(columns, wide, "dim", "dim")
     for row, group in zip(rows, groups, strict=True):
