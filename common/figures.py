@@ -18,6 +18,7 @@ from common.flow import (
     eta_by_client,
     eta_by_servers,
     flow_of,
+    of_tail,
 )
 from common.group_figures import GroupFigures
 from common.marks.effect import History, with_effects
@@ -99,7 +100,7 @@ def progress(
     ]
     flow = flow_of(counts, groups=groups, per_bucket=per_bucket or {}, now_ms=now_ms)
     status = status_of(counts, standing=standing, groups=groups, flow=flow)
-    eta = eta_of(counts, status=status, flow=flow)
+    eta = eta_of(counts, standing=standing, status=status, flow=flow)
     steady_in_s = flow.steady_in_s if status == "ramping" else None
     seen = Seen(counts=counts, standing=standing, groups=groups, status=status)
     return {
@@ -148,15 +149,21 @@ def _rate_per_s(counts: Counts, standing: Standing, *, status: str, flow: Flow) 
     return flow.rate.per_s
 
 
-def eta_of(counts: Counts, *, status: str, flow: Flow) -> Eta:
+def eta_of(counts: Counts, *, standing: Standing, status: str, flow: Flow) -> Eta:
     """Give the time left: nothing where nothing is left, unknown where nothing flows."""
     left = counts.queued + counts.in_flight
     if not left or status in ENDED:
         return Eta(low=0.0, hours=0.0, high=0.0)
+    if status not in {"ramping", "running"}:
+        return Eta()
+    eta = Eta()
     if status == "ramping":
         eta = eta_by_servers(left, flow=flow, completed=counts.completed)
-        return eta if eta.hours is not None else eta_by_client(left, flow=flow)
-    return eta_by_client(left, flow=flow) if status == "running" else Eta()
+    if eta.hours is None:
+        eta = eta_by_client(left, flow=flow)
+    if counts.queued:
+        return eta
+    return of_tail(eta, oldest_s=flow.oldest_s, timeout_s=standing.request_timeout_s)
 
 
 # --- The status word -----------------------------------------------------------------------------

@@ -31,6 +31,7 @@ EXPECTED_BEFORE_SILENCE = 5.0
 
 LONGEST_SILENCE_S = 600.0
 RAMP_SHARE = 0.8
+LEAST_HOURS = 0.0001
 WIDEST_SPREAD = 0.9
 
 Buckets = Mapping[int, int]
@@ -257,10 +258,29 @@ def eta_by_client(left: int, *, flow: Flow) -> Eta:
     )
 
 
+def of_tail(eta: Eta, *, oldest_s: float, timeout_s: float) -> Eta:
+    """Give the time left once nothing is queued: what is open ends by itself, whatever the rate.
+
+    The completions of before say nothing of the slowest, which are left. An answer of which nobody
+    knows how long it will be takes about as long again as it has taken; it ends by its time limit.
+
+    Args:
+        eta: By the rate.
+        oldest_s: Age of the oldest open request.
+        timeout_s: Time limit of one attempt.
+    """
+    if eta.hours is None:
+        return eta
+    low, middle = eta.low or 0.0, max(eta.hours, _hours(oldest_s))
+    high = max(eta.high or 0.0, middle, _hours(timeout_s - oldest_s))
+    return Eta(low=low, hours=middle, high=high)
+
+
 def _spread(counted: int) -> float:
     """Give how far off a figure made of so many observations may well be, as a share of it."""
     return min(2 / math.sqrt(max(counted, 1)), WIDEST_SPREAD)
 
 
 def _hours(seconds: float) -> float:
-    return round(seconds / 3600, 4)
+    """Write a time as hours; what is left is never written as nothing."""
+    return max(round(seconds / 3600, 4), LEAST_HOURS)

@@ -26,6 +26,8 @@ _OUTCOMES = "tests/acceptance/test_outcomes.py::"
 _SERVER = "tests/faults/test_server_faults.py::"
 _SERVERS = "tests/cases/test_servers.py::"
 _SLOTS = "tests/faults/test_group_slots.py::"
+_RATES = "tests/unit/test_figures.py::"
+_FIGURES = "tests/cases/test_figures.py::"
 _GROUP = "tests/faults/test_group.py::"
 _QUEUE_CASES = "tests/integration/test_queue_cases.py::"
 _CLIENT = "tests/integration/test_sglang_client.py::"
@@ -123,7 +125,7 @@ CASES: dict[str, tuple[str, ...]] = {
         _ANSWERS + "test_b30_b31_b36_odd_answers_are_counted",
         _LIMITS + "test_b31_a_share_of_cut_answers_above_a_fifth_is_warned_of",
         _REQUESTS + "test_a_prompt_without_any_limit_never_meets_the_servers_own",
-        "tests/unit/test_figures.py::test_many_cut_off_answers_are_warned_of",
+        _RATES + "test_many_cut_off_answers_are_warned_of",
     ),
     "B32": (
         _SERVER + "test_an_answer_that_takes_seven_seconds_is_waited_for",
@@ -179,6 +181,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "B46": (
         _SERVER + "test_our_time_limit_costs_exactly_the_attempts_and_each_is_aborted",
         _OUTCOMES + "test_b90_failed_rows_are_never_called_done",
+    ),
+    "B47": (
+        _FIGURES + "test_b47_one_row_that_holds_the_tail_is_seen_with_its_age",
+        _RATES + "test_b47_what_is_left_of_a_tail_takes_about_as_long_as_it_has_taken",
     ),
     "B48": (
         _ANSWERS + "test_b48_what_is_no_answer_fails_after_its_attempts",
@@ -373,11 +379,24 @@ CASES: dict[str, tuple[str, ...]] = {
     "B44": (
         ("tests/unit/test_watch_prefill.py::test_b44_ten_minutes_of_slow_prefill_are_waited_for"),
     ),
+    "B88": (
+        _FIGURES + "test_b88_what_was_done_before_a_resume_does_not_count_for_the_rate",
+        _RATES + "test_b88_what_was_done_before_a_stop_does_not_count_for_now",
+        _RATES + "test_b88_a_quick_restart_is_told_by_how_long_the_groups_are_up",
+    ),
+    "B89": (
+        _RATES + "test_b89_a_stall_brings_the_rate_to_nothing_within_its_window",
+        _RATES + "test_b89_before_it_and_one_window_after_it_the_rate_is_that_of_now",
+    ),
     "B90": (
         _OUTCOMES + "test_b90_failed_rows_are_never_called_done",
         _QUEUE_CASES + "test_b90_failed_prompts_are_never_counted_as_completed",
         "tests/integration/test_status.py::test_b90_what_has_failed_is_never_called_done",
         "tests/unit/test_figures.py::test_nothing_passes_for_completed_that_is_not",
+    ),
+    "B91": (
+        _FIGURES + "test_b91_no_count_goes_back_while_rows_are_tried_again",
+        _QUEUE_CASES + "test_b91_counts_only_rise_while_prompts_are_tried_again",
     ),
     "B92": (
         _DISK + "test_a_full_disk_is_told_and_goes_on_when_there_is_room",
@@ -403,6 +422,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "tests/faults/test_secrets.py::test_no_secret_and_no_prompt_gets_where_it_does_not_belong",
     ),
     "B94": ("tests/integration/test_stops.py::test_b94_a_group_that_is_pid_1_drains",),
+    "B95": (_FIGURES + "test_b95_a_slow_gpu_gets_its_share_and_both_are_busy_to_the_end",),
     "B96": (
         (
             "tests/faults/test_runs_together.py::"

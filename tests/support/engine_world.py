@@ -44,14 +44,22 @@ PAGES: dict[str, bytes] = {
 class EngineWorld:
     """An engine for the prompts of a `QueueWorld`, at a server of the test's."""
 
-    def __init__(self, client: "redis.Redis", url: str, *, prompts: int, **options: Any) -> None:
+    def __init__(
+        self,
+        client: "redis.Redis",
+        url: str,
+        *,
+        prompts: int,
+        group: str = GROUP,
+        **options: Any,
+    ) -> None:
         self.world = QueueWorld(client, prompts=prompts)
         self.client = client
         self.beats: list[tuple[bool, int, int]] = []
         options = {"ramp": 10_000.0, "concurrency": 4, "grace_s": 0.0, "timing": QUICK, **options}
-        self.options = GroupOptions(group=GROUP, server=url, host=HOST, **options)
+        self.options = GroupOptions(group=group, server=url, host=HOST, **options)
         self.server = slots_server(url, HOST)
-        self.jobs = Jobs(client, epoch=secrets.token_hex(6), group=GROUP, server=self.server)
+        self.jobs = Jobs(client, epoch=secrets.token_hex(6), group=group, server=self.server)
         # Redis has known its worker groups for long: nobody waits for a slot TTL.
         client.hset(
             names.slots(self.server),

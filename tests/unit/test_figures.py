@@ -355,6 +355,35 @@ def test_b89_before_it_and_one_window_after_it_the_rate_is_that_of_now() -> None
     assert replay(360 + 120)["status"] == "running"
 
 
+@pytest.mark.cases
+@pytest.mark.parametrize("ramps", [False, True])
+def test_b47_what_is_left_of_a_tail_takes_about_as_long_as_it_has_taken(*, ramps: bool) -> None:
+    """99 answers in 20 s, and one that goes on: at 5 answers a second it would be 0.2 s."""
+    tail = counts(total=100, completed=99, in_flight=1, queued=0, output_tokens=99 * 100)
+    more: dict[str, Any] = {"gen_tokens_per_s": 30.0, "ages_s": 30.0} if ramps else {}
+
+    told = figures(
+        tail,
+        groups=[group(in_flight=1, running=1, oldest_s=30.0, up_s=50.0, **more)],
+        per_bucket=steady(5, silent_s=30),
+    )
+
+    assert told["eta_hours"] == pytest.approx(30 / 3600, rel=0.1)
+    assert 0 < told["eta_hours_low"] <= told["eta_hours"]
+    assert told["eta_hours_high"] == pytest.approx(570 / 3600, rel=0.1)
+
+
+@given(left=st.integers(1, 10**8), rate=st.integers(1, 10**6), queued=st.integers(0, 10**8))
+def test_the_time_left_is_nothing_only_when_nothing_is_left(
+    left: int, rate: int, queued: int
+) -> None:
+    had = counts(total=10**9, completed=10**9 - left - queued, in_flight=left, queued=queued)
+
+    told = figures(had, per_bucket=steady(rate))
+
+    assert 0 < told["eta_hours_low"] <= told["eta_hours"] <= told["eta_hours_high"]
+
+
 def test_a_slow_run_is_not_taken_for_a_stall() -> None:
     """One answer in 100 s: two minutes without one mean nothing."""
     per_bucket = {NOW_BUCKET - back: int(back % 20 == 5) for back in range(30, 120)}

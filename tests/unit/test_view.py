@@ -187,7 +187,9 @@ def test_each_stands_there_where_all_are_asked_for_in_the_order_of_their_numbers
 
 
 def test_more_odd_ones_than_lines_are_counted() -> None:
-    away: dict[str, dict[str, Any]] = {f"n{n}": {"state": "down", "detail": "", "unready_s": 9.0} for n in range(40)}
+    away: dict[str, dict[str, Any]] = {
+        f"n{n}": {"state": "down", "detail": "", "unready_s": 9.0} for n in range(40)
+    }
     told = figures() | {"worker_groups": many(60, **away)}
 
     assert any("44 more, 24 of them odd too" in line for line in page(told, 80))
