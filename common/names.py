@@ -53,7 +53,8 @@ Redis, prefix `headrace:` (RQ's own keys keep RQ's prefix `rq:`):
                                         tokens, tokens that servers generated, ms of running
                                         requests, ms of ready worker groups; six hours of it
     headrace:run:RUN:marks       hash   m:ID -> JSON of a mark; a:ID: it is in the store; o:KEY:
-                                        the mark that events of this kind join, until when (ms)
+                                        the mark that events of this kind join, until when (ms); n:
+                                        how many marks have set themselves
     rq:job:KEY                   hash   RQ's lean job, and: request, attempts, deaths, lost, turns,
                                         holder (epoch of the lease's owner), alone (1 or few: how
                                         it was tried as a suspect), died_alone (deaths while it

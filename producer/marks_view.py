@@ -60,22 +60,22 @@ def lines_of(mark: Told, *, mean_tokens: float | None = None) -> Iterator[str]:
     told = [
         _change(before, after, "server_tokens_per_sec", " tokens/s"),
         _change(before, after, "running_per_group", " running at each"),
-        _change(before, after, "worker_groups", " worker groups", only_changed=True),
+        _change(before, after, "worker_groups", " worker groups", only_changed=bool(before)),
     ]
     if any(told):
-        yield f"servers {', '.join(filter(None, told))}"
+        yield f"{'servers' if before else 'since then servers'} {', '.join(filter(None, told))}"
     yield _of_answers(mark, before, after, mean_tokens)
 
 
 def _of_answers(mark: Told, before: Told, after: Told, mean_tokens: float | None) -> str:
     then, now = before.get("rate_per_sec"), after.get("rate_per_sec")
-    was = "?" if then is None else f"{then:,.3g}"
+    was = "" if then is None else f"{then:,.3g}"
     if now is not None:
         share = f" ({now / then - 1:+.0%})" if then else ""
         mean = _change(before, after, "avg_output_tokens", " tokens each", only_changed=True)
-        return f"answers {was} -> {now:,.3g}/s{share}" + (f", {mean}" if mean else "")
+        return f"answers {was and f'{was} -> '}{now:,.3g}/s{share}" + (f", {mean}" if mean else "")
     steady_s, tokens = mark["steady_in_sec"], after.get("server_tokens_per_sec")
-    told = f"answers {was}/s -> "
+    told = f"answers {was}/s -> " if was else "answers: "
     if not steady_s:
         return f"{told}nobody can tell: no answer has ended, or the next mark came too soon"
     if tokens and mean_tokens:
@@ -91,6 +91,8 @@ def _change(before: Told, after: Told, name: str, unit: str, *, only_changed: bo
     then, now = before.get(name), after.get(name)
     if then is None and now is None:
         return ""
+    if not before:
+        return f"{now:,.0f}{unit}"
     written = ["?" if value is None else f"{value:,.0f}" for value in (then, now)]
     if written[0] == written[1] and only_changed:
         return ""

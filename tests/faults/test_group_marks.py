@@ -64,7 +64,7 @@ def texts(client: "redis.Redis") -> list[str]:
 
 
 async def marked(client: "redis.Redis", *wanted: str) -> None:
-    """Wait for these marks and no others; two of one instant have no order."""
+    """Wait for these marks and no others; two of one instant may be told in either order."""
     with contextlib.suppress(TimeoutError):
         await until(lambda: sorted(texts(client)) == sorted(wanted), "the marks")
     assert sorted(texts(client)) == sorted(wanted)

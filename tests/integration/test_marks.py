@@ -423,6 +423,7 @@ def test_a_worker_group_that_falls_silent_is_marked_once_by_whoever_looks(world:
 
     # Another run's worker group is no business of this one's.
     assert texts(world) == ["worker group gpu0@h went"]
+    assert [mark.times for mark in Marks(world.client, RUN).latest()] == [1]
     _, before = presence.arrive("gpu0@h", WAS)
     assert before is not None
     assert before.left

@@ -115,8 +115,7 @@ local function note()
   local mark = id and tonumber(last_ms) >= now and read(id) or nil
   local is_new = not mark
   if is_new then
-    local text = string.format('%.0f', at)
-    id = text .. '-self-' .. string.sub(redis.sha1hex(run .. text .. burst .. subject), 1, 12)
+    id = mark_id(run, at, string.format('%.0f', at) .. burst .. subject)
     mark = {id = id, kind = ARGV[5], at_ms = at, until_ms = at, times = 0, detail = ARGV[8]}
   end
   mark.at_ms, mark.until_ms = math.min(mark.at_ms, at), math.max(mark.until_ms, at)

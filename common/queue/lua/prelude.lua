@@ -269,10 +269,15 @@ local function note_history(run, now, ...)
   end
 end
 
+-- Name a mark that sets itself. Those of one millisecond stand in the order in which they were made.
+local function mark_id(run, at, what)
+  local count = redis.call('HINCRBY', marks_key(run), 'n', 1) % 65536
+  return string.format('%.0f-self-%04x', at, count) .. string.sub(redis.sha1hex(run .. what), 1, 8)
+end
+
 -- Keep a mark of this instant that stands for itself; `marks.lua` has those that others join.
 local function add_mark(run, now, kind, detail)
-  local at = string.format('%.0f', now)
-  local id = at .. '-self-' .. string.sub(redis.sha1hex(run .. at .. kind), 1, 12)
+  local id = mark_id(run, now, kind .. string.format('%.0f', now))
   redis.call('HSET', marks_key(run), 'm:' .. id,
     cjson.encode({id = id, kind = kind, at_ms = now, until_ms = now, detail = detail}))
 end
