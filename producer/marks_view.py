@@ -63,8 +63,14 @@ def lines_of(mark: Told, *, mean_tokens: float | None = None) -> Iterator[str]:
         _change(before, after, "worker_groups", " worker groups", only_changed=bool(before)),
     ]
     if any(told):
-        yield f"{'servers' if before else 'since then servers'} {', '.join(filter(None, told))}"
+        yield f"{_about(before, after)} {', '.join(filter(None, told))}"
     yield _of_answers(mark, before, after, mean_tokens)
+
+
+def _about(before: Told, after: Told) -> str:
+    if not before:
+        return "since then servers"
+    return "servers" if after else "not known yet; before, servers"
 
 
 def _of_answers(mark: Told, before: Told, after: Told, mean_tokens: float | None) -> str:
@@ -91,8 +97,8 @@ def _change(before: Told, after: Told, name: str, unit: str, *, only_changed: bo
     then, now = before.get(name), after.get(name)
     if then is None and now is None:
         return ""
-    if not before:
-        return f"{now:,.0f}{unit}"
+    if not before or not after:
+        return f"{(now if then is None else then) or 0:,.0f}{unit}"
     written = ["?" if value is None else f"{value:,.0f}" for value in (then, now)]
     if written[0] == written[1] and only_changed:
         return ""

@@ -23,6 +23,7 @@ SIDE_MS = 300_000
 LEAST_MS = 60_000
 """What completions are told from, at least: in less a few answers make the rate."""
 
+DIGITS = 18
 FILL_MS = 30_000
 """How long slots fill after a change, before the servers' figures are what they will be."""
 
@@ -45,7 +46,10 @@ class Bucket(msgspec.Struct, frozen=True):
     @classmethod
     def read(cls, value: bytes) -> "Bucket":
         """Read it as Redis keeps it: numbers, with commas."""
-        parts = [int(part) if part.isdigit() else 0 for part in value.split(b",")]
+        parts = [
+            int(part) if part.isdigit() and len(part) <= DIGITS else 0
+            for part in value.split(b",")
+        ]
         return cls(*parts[: len(cls.__struct_fields__)])
 
 

@@ -38,7 +38,7 @@ _RUN = {
 _REPEATS = {"restarted", "server_restarted", "server_away", "server_back"}
 """What happening twice to the same one says something."""
 
-_DIGITS = re.compile(r"(\d+)")
+_DIGITS = re.compile(r"([0-9]{1,18})")
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -113,8 +113,10 @@ def natural(name: str) -> list[tuple[bool, int, str]]:
     """Give what sorts gpu2 before gpu10, and names of one machine together."""
     gpu, _, host = name.partition("@")
     parts = _DIGITS.split(f"{host} {gpu}")
+    # What the pattern found stands at the odd places.
     return [
-        (part.isdigit(), int(part), "") if part.isdigit() else (False, 0, part) for part in parts
+        (True, int(part), "") if place % 2 else (False, 0, part)
+        for place, part in enumerate(parts)
     ]
 
 

@@ -1,6 +1,7 @@
 """Marks: what makes one, how it is told, how the figures changed there."""
 
 import contextlib
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -34,7 +35,7 @@ from common.marks.events import (
     of_arrival,
     of_change,
 )
-from common.marks.mark import Mark, by_hand, named_of
+from common.marks.mark import Mark, by_hand, named_of, natural
 from producer.mark import checked_text, instant_ms
 from producer.marks_view import lines_of
 
@@ -104,6 +105,12 @@ def test_a_mark_is_told_in_words(own: dict[str, Any], text: str) -> None:
 def test_gpus_are_named_in_the_order_of_their_numbers() -> None:
     assert named_of(["gpu10@h", "gpu9@h"]) == "gpu9@h, gpu10@h"
     assert named_of([f"gpu{n}@{host}" for host in "ba" for n in (1, 0)]) == "gpu0@a … gpu1@b"
+
+
+@given(st.lists(st.text(max_size=30), max_size=8))
+def test_any_names_have_an_order(names: list[str]) -> None:
+    assert Counter(sorted(names, key=natural)) == Counter(names)
+    assert natural("²" + "9" * 5_000)
 
 
 def test_a_mark_that_somebody_sets_has_a_name_of_its_own_in_the_store() -> None:
@@ -359,7 +366,7 @@ def test_no_window_reaches_over_another_mark_and_no_figure_is_odd(
 def test_what_redis_holds_of_half_a_minute_is_read_whatever_stands_there() -> None:
     assert Bucket.read(b"1,2,3,4,5") == Bucket(1, 2, 3, 4, 5)
     assert Bucket.read(b"1,2,3,4,5,6") == Bucket(1, 2, 3, 4, 5)
-    assert Bucket.read(b"x,-1") == Bucket()
+    assert Bucket.read(b"x,-1," + b"9" * 5_000) == Bucket()
 
 
 # --- What somebody types -------------------------------------------------------------------------
