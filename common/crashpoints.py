@@ -74,6 +74,8 @@ POINTS = {
     "feed.begun": "this process has the turn to feed",
     "feed.fed": "some requests came from inputs/; where to go on is not yet told",
     "feed.advanced": "an object of inputs/ is through",
+    # A server's supervisor.
+    "server.launched": "a server runs; its record has its mark, not its process",
     # A sink.
     "sink.took": "a partition is held",
     "sink.pinned": "the pinned model is in the store",

@@ -21,13 +21,18 @@ way back. Its lease is renewed until it has left them all.
       oddities noticing            answers that are nothing to train on, and who says so
     client/                        the wire to SGLang (`sglang`), and whose fault it is (`faults`)
     servers/                       what a server is and says of itself
-      watch                        is it there and working
+      watch telling                is it there and working
       loads metrics_page           what it says of itself, by its pages
       log_lines log_tail log_place and by its log: a line; what was added; where it is
       log_figures meter telemetry  what that comes to: figures of now, rates, or nothing
       capacity                     how many requests it should hold
-      versions launch_line         what SGLang's versions call things; how one is started
-      records                      what its supervisor writes down here, and is asked
+      versions launch_line plan    what SGLang's versions call things; how one is started
+      supervisor launching         run one: launch, watch, restart, drain, end, take over
+        environment processes      what is installed; its processes, found again and ended whole
+        draining restarts          its planned end; when it is launched again
+        log_writer server_log      its log, turned over by a process of its own
+        last_words got             why it ended, what a launch came to, in words
+      records book orders          what its supervisor writes down here, and is asked
       facts binding                what it was launched with; what binds its concurrency
       diagnosis strategies         that in words; what each strategy would give
       model_shape model_files      what a request costs, out of a model's config.json
@@ -65,6 +70,15 @@ When something fails:
 
 Decisions (2026-11-30):
 
+* A server outlives a supervisor that is killed, and the next one takes it over if it would launch
+  the same: loading a model takes minutes. Its processes are known by a mark in their environment
+  and by their session, its log is written by a process that lives as long as they do, and a lock
+  on the record keeps a second supervisor away, so that no GPU ever has two servers.
+* What our flags say is not said again after `--`: two places for a port or a strategy make records
+  untrue. Flags that SGLang has renamed are passed on by the name of the installed version.
+* A supervisor asks an idle server for one token every half minute: a scheduler that stands still
+  shows in no page.
+* A restart that is asked for and does not start falls back to what ran before.
 * Request ids come from a small set (epoch, slot, digit), because SGLang 0.5.23 ignores an abort by
   prefix: whoever takes over must be able to name each id (`rids`).
 * What is held ready lasts a quarter of a second, not a whole slot set: a slow server with a full

@@ -1,4 +1,4 @@
-"""The command `workers`: worker groups, sinks, the simulator."""
+"""The command `workers`: servers, worker groups, sinks, the simulator."""
 
 import sys
 from typing import NoReturn
@@ -13,6 +13,7 @@ _COMMANDS = {
     "completion": "workers.commands.settings",
     "config": "workers.commands.settings",
     "doctor": "workers.commands.doctor",
+    "serve": "workers.commands.serve",
     "simulate": "workers.simulator.command",
     "sink": "workers.commands.sink",
     "start": "workers.commands.start",
@@ -40,6 +41,7 @@ def cli() -> None:
     Begin with:
         workers up --attach 30000-30007    all of a node, beside SGLang servers that run
     or, part by part, with:
+        workers serve --gpu 0-7 --model DIR    SGLang servers, one a GPU
         workers start --gpu 0-7            worker groups, one a GPU
         workers sink                       results to the store
     """

@@ -1,6 +1,9 @@
 """Server processes that tests start: ready when they answer, dead when a test says so."""
 
+import contextlib
 import ctypes
+import itertools
+import os
 import signal
 import socket
 import subprocess
@@ -19,6 +22,22 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+_steady = itertools.count(os.getpid() * 16)
+
+
+def steady_port(count: int = 1) -> int:
+    """A loopback port, and the next ones, that the system gives to nobody by itself.
+
+    One from `free_port` may be some connection's own before it is used.
+    """
+    while True:
+        first = 10_000 + next(_steady) * count % 10_000
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                probes.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = START_LIMIT_S) -> None:

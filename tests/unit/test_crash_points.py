@@ -41,6 +41,8 @@ _ENQUEUE = (
 )
 
 KILLED_BY = {
+    "server.launched": "tests/integration/test_serve.py"
+    "::test_a_server_whose_process_was_never_written_down_is_found_and_ended",
     **dict.fromkeys(
         [
             *("enqueue.recorded", "enqueue.created", "enqueue.opened", "enqueue.revoked"),

@@ -109,7 +109,7 @@ def launch_line(launch: Launch) -> Line:
     ]  # fmt: skip
     if len(launch.gpus) > 1:
         arguments += ["--tp-size", str(len(launch.gpus))]
-    host = _value(given, "--host") or "127.0.0.1"
+    host = value_of(given, "--host") or "127.0.0.1"
     if host != "127.0.0.1":
         notes.append(f"--host {host}: others than this machine may reach the server")
     return Line(
@@ -170,7 +170,7 @@ def _given(
         if here != name:
             notes.append(f"{name} is called {here} in this version, and passed on as that")
         given.append(here + each[len(name) :])
-    size = _value(given, "--page-size")
+    size = value_of(given, "--page-size")
     if strategy == "no_buffer" and size not in {None, "1"}:
         raise UsageError(
             f"--page-size {size} with --strategy no_buffer: no_buffer works on single tokens; "
@@ -203,7 +203,7 @@ def _name(argument: str) -> str | None:
     return argument.partition("=")[0] if argument.startswith("--") else None
 
 
-def _value(arguments: Sequence[str], flag: str) -> str | None:
+def value_of(arguments: Sequence[str], flag: str) -> str | None:
     """Give the last value of a flag, however short it is written; None when it is not there."""
     found = None
     for number, each in enumerate(arguments):

@@ -25,6 +25,7 @@ from workers.client.rows import Origin
 from workers.client.sglang import SGLangClient
 from workers.servers.loads import ServerIdentity, ServerLoad
 from workers.servers.telemetry import Telemetry
+from workers.servers.telling import tell_ready
 from workers.timing import Timing
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ RATE_READINGS = 4
 
 class ServerWatch:
     """The state of one server; `generate` sends through it, so that it sees what comes back.
+
+    With `always` it judges also while nothing of ours is open, as a server's supervisor wants it:
+    one in which nothing moves is asked for a token, whoever its requests are of.
 
     Attributes:
         state: waiting, ready, down or faulty.
@@ -56,12 +60,14 @@ class ServerWatch:
         timing: Timing,
         start_limit_s: float | None = None,
         may_be_away: Callable[[], bool] = lambda: False,
+        always: bool = False,
     ) -> None:
         self._client = client
         self._may_be_away = may_be_away
         self._on_change = on_change
         self._timing = timing
         self._start_limit_s = start_limit_s
+        self._always = always
         self._began_s = time.monotonic()
         self._rest_until_s = 0.0
         self._ever_ready = False
@@ -121,6 +127,11 @@ class ServerWatch:
         self._moved_at_s = time.monotonic()
         return answer
 
+    @property
+    def _judged(self) -> bool:
+        """Whether something has to move: requests of ours are open, or the server is ours."""
+        return bool(self._open) or (self._always and self._ever_ready)
+
     async def alive(self) -> bool:
         """Ask for one token; several askers share one request."""
         if self._probe is None or self._probe.done():
@@ -172,7 +183,7 @@ class ServerWatch:
     async def _until_token(self, on_hang: Callable[[], None]) -> None:
         timing = self._timing
         while not await self._try_token():
-            if self._open and self._stalled():
+            if self._judged and self._stalled():
                 # Connections of a dead machine may stay open for hours.
                 on_hang()
             detail = self._of_ours(self.detail)
@@ -183,21 +194,7 @@ class ServerWatch:
             )
         self._ever_ready = True
         self._enter("ready", "")
-        identity = self.identity
-        log.info(
-            "server %s is ready: model %s, SGLang %s, cap %s, %s",
-            self._client.url,
-            identity and identity.model,
-            identity and (identity.version or "of unknown version"),
-            identity and identity.cap,
-            identity and (identity.strategy or "no mamba strategy told"),
-        )
-        if identity and identity.auto_truncate:
-            log.warning(
-                "server %s cuts prompts that are too long instead of refusing them: start it "
-                "without --allow-auto-truncate",
-                self._client.url,
-            )
+        tell_ready(self._client.url, self.identity)
 
     async def _try_token(self) -> bool:
         try:
@@ -234,7 +231,7 @@ class ServerWatch:
 
     @property
     def _probe_s(self) -> float:
-        return self._timing.probe_s if self._open else self._timing.first_token_s
+        return self._timing.probe_s if self._judged else self._timing.first_token_s
 
     async def _ask_token(self) -> bool:
         return await is_alive(self._client, limit_s=self._probe_s)
@@ -267,7 +264,7 @@ class ServerWatch:
             await self._identify_anew()
         self._note_told(load)
         now_s = time.monotonic()
-        if earlier is None or load.moved_since(earlier) or not self._open:
+        if earlier is None or load.moved_since(earlier) or not self._judged:
             self._moved_at_s = now_s
         self.load = load
         self.telemetry.note_pages(load, now_s)
@@ -314,7 +311,7 @@ class ServerWatch:
             return None
 
     async def _hangs(self) -> bool:
-        if not self._open or not self._stalled():
+        if not self._judged or not self._stalled():
             return False
         # Under a long prefill an older server answers between two chunks alone: the token after
         # the last one, but the load after the present one.

@@ -81,7 +81,7 @@ def read(arguments: list[str]) -> tuple[Settings, list[Fault], int]:
         options: dict[str, Any] = dict(context.params)
     version = options["sglang_version"]
     made = parser(version)
-    given = made.parse_args(arguments)
+    given = made.parse_args(_with_file(arguments))
     if given.model_path is None:
         made.error("the following arguments are required: --model-path/--model")
     place = _place(given)
@@ -98,6 +98,17 @@ def read(arguments: list[str]) -> tuple[Settings, list[Fault], int]:
         made.error(error.message)
     here = [msgspec.structs.replace(fault, server=None) for fault in faults]
     return settings, here, place
+
+
+def _with_file(arguments: list[str]) -> list[str]:
+    """Put what a file of --config says before the arguments, as SGLang does; texts alone."""
+    if "--config" not in arguments:
+        return arguments
+    place = arguments.index("--config")
+    lines = Path(arguments[place + 1]).read_text(encoding="utf-8").splitlines()
+    told = [line.partition(": ") for line in lines if line.strip()]
+    said = [each for name, _, value in told for each in (f"--{name}", msgspec.json.decode(value))]
+    return said + arguments[:place] + arguments[place + 2 :]
 
 
 def _place(given: argparse.Namespace) -> int:
