@@ -1,6 +1,7 @@
 """What `workers doctor` makes of what it reads; the reading itself is in the integration tests."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 
 from common import secrecy
+from workers.engine.lives import process_start
 from workers.node.doctor.judging_redis import (
     judge_answers,
     judge_clock,
@@ -22,9 +24,15 @@ from workers.node.doctor.judging_server import (
     judge_version,
 )
 from workers.node.doctor.lines import Scribe, summary
-from workers.node.doctor.machine_part import judge_descriptors, judge_records, judge_slots
+from workers.node.doctor.machine_part import (
+    judge_descriptors,
+    judge_node,
+    judge_records,
+    judge_slots,
+)
 from workers.node.doctor.store_part import judge_store_clock
 from workers.node.doctor.view import show
+from workers.node.node_record import NodeRecord, Row
 from workers.servers.facts import ServerFacts
 from workers.servers.loads import ServerIdentity, ServerLoad
 from workers.servers.records import Process, ServerRecord
@@ -342,6 +350,26 @@ def test_the_servers_that_serve_has_launched_are_judged_by_their_records() -> No
     (line,) = say.lines
     assert (line.level, "nobody starts it again" in line.text) == ("warning", True)
     assert "workers serve --gpu 0" in line.advice
+
+
+def test_the_parts_of_up_are_judged_by_its_record() -> None:
+    me = {"pid": os.getpid(), "started": process_start(os.getpid()), "host": "h", "since": 0.0}
+    rows = [Row(name="sink", state="running"), Row(name="server gpu1", state="running")]
+    node = NodeRecord(**me, at=0.0, state="running", redis="", rows=rows)  # type: ignore[arg-type]
+    failed = msgspec.structs.replace(
+        node, rows=[*rows, Row(name="server gpu0", state="failed", says="no GPU", log="x.log")]
+    )
+    killed = msgspec.structs.replace(node, started="never")
+    for record, expected in (
+        (None, []),
+        (node, [("ok", "2 parts of workers up")]),
+        (failed, [("fault", "server gpu0 has failed: no GPU; x.log says more")]),
+        (killed, [("warning", "workers up ended without a clean stop")]),
+        (msgspec.structs.replace(killed, state="stopping"), []),
+    ):
+        say = Scribe("machine")
+        judge_node(say, record)
+        assert [(line.level, line.text) for line in say.lines] == expected
 
 
 # --- What is told --------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from tests.support.server_process import wait_until
 from workers.engine.sizing import SETTLED, Sizing
 from workers.servers.diagnosis import Diagnosis
@@ -44,7 +47,8 @@ def full(**own: object) -> ServerLoad:
 
 def seen_long(sizing: Sizing, told: ServerFacts, load: ServerLoad) -> Diagnosis:
     """What it says when a load has stood for a while."""
-    found = [sizing.diagnosis(told, load) for _ in range(SETTLED + 1)]
+    again = [msgspec.structs.replace(load) for _ in range(SETTLED + 1)]
+    found = [sizing.diagnosis(told, each) for each in again]
     assert found[-1] is not None
     return found[-1]
 
@@ -58,6 +62,12 @@ def test_a_requests_tokens_are_measured_while_the_server_is_full_and_the_largest
     later = seen_long(sizing, facts(), full(token_usage=0.1))
     assert later.fits == 138
     assert later.better == "no_radix"
+
+
+def test_one_reading_counts_once_however_often_it_is_asked_for() -> None:
+    sizing, load = Sizing(), full()
+    found = [sizing.diagnosis(facts(), load) for _ in range(5 * SETTLED)]
+    assert {each and each.fits for each in found} == {None}
 
 
 def test_while_a_ramp_goes_on_nothing_is_measured() -> None:
@@ -87,6 +97,19 @@ def test_another_launch_is_measured_anew() -> None:
     found = sizing.diagnosis(changed, ServerLoad(running=32, token_usage=0.23))
     assert found is not None
     assert (found.fits, found.per_request, found.cap) == (None, 3, 72)
+
+
+@pytest.mark.parametrize(
+    ("cached", "better"), [(0.0, "no_radix"), (60.0, None), (None, "no_radix")]
+)
+def test_prompts_found_in_the_cache_argue_for_keeping_it(
+    cached: float | None, better: str | None
+) -> None:
+    load = full(prompt_tokens_total=100.0, cached_tokens_total=cached)
+    found = Sizing().diagnosis(facts(), load)
+
+    assert found is not None
+    assert found.better == better
 
 
 def test_figures_of_several_ranks_are_those_of_one() -> None:

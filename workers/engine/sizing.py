@@ -34,6 +34,7 @@ class Sizing:
     def __init__(self) -> None:
         self._facts: ServerFacts | None = None
         self._shape: ModelShape | None = None  # set by a thread of ours, once
+        self._load: ServerLoad | None = None
         self._tokens: deque[float] = deque(maxlen=READINGS)
 
     def diagnosis(self, facts: ServerFacts | None, load: ServerLoad | None) -> Diagnosis | None:
@@ -54,9 +55,11 @@ class Sizing:
         if load.cap:
             # Of all ranks together; some versions tell it on that page alone.
             facts = msgspec.structs.replace(facts, cap=load.cap // facts.ranks)
-        measured = measured_tokens(facts, load)
-        if measured is not None:
-            self._tokens.append(measured)
+        if load is not self._load:  # asked for more often than the server is
+            self._load = load
+            measured = measured_tokens(facts, load)
+            if measured is not None:
+                self._tokens.append(measured)
         prompts = Prompts(tokens=self._settled(), cached_share=_cached_share(load))
         return diagnose(facts, shape=self._shape, prompts=prompts)
 
@@ -77,7 +80,7 @@ class Sizing:
 
 
 def _cached_share(load: ServerLoad) -> float | None:
-    cached, computed = getattr(load, "cached_tokens_total", None), load.prompt_tokens_total
+    cached, computed = load.cached_tokens_total, load.prompt_tokens_total
     if cached is None or computed is None or not cached + computed:
         return None
-    return float(cached / (cached + computed))
+    return cached / (cached + computed)

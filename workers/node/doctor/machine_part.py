@@ -8,6 +8,8 @@ from common.descriptors import ENOUGH, SPARE, raise_limit
 from common.errors import BackendError
 from workers.node.doctor.lines import Scribe
 from workers.node.doctor.store_part import tell_free
+from workers.node.node_record import NodeRecord, read_node
+from workers.options import this_host
 from workers.servers.records import ServerRecord, read_records
 
 _STATES = {
@@ -32,6 +34,10 @@ def examine_machine(say: Scribe, *, state_dir: Path) -> None:
     if error:
         say.fault("serve", error)
     judge_records(say, records)
+    try:
+        judge_node(say, read_node(state_dir, this_host()))
+    except BackendError as error:
+        say.failed("up", error)
 
 
 def records_of(state_dir: Path) -> tuple[list[ServerRecord], str]:
@@ -76,6 +82,23 @@ def judge_slots(say: Scribe, limit: int, bound: int) -> None:
             f"{bound:,} requests are to be open there, and a process may open {limit:,} files",
             f"raise the limit to {bound + SPARE:,} (`ulimit -n`, LimitNOFILE= in a unit)",
         )
+
+
+def judge_node(say: Scribe, node: NodeRecord | None) -> None:
+    """Judge what `workers up` says of its parts here; nothing is said where it never ran."""
+    if node is None:
+        return
+    if not node.alive:
+        # A clean stop is written down as well: its parts have ended then.
+        if node.state == "running":
+            say.warning("up", "workers up ended without a clean stop", "call it again")
+        return
+    failed = [row for row in node.rows if row.state == "failed"]
+    for row in failed:
+        log = f"; {row.log} says more" if row.log else ""
+        say.fault("up", f"{row.name} has failed: {row.says or 'no reason is known'}{log}")
+    if not failed:
+        say.ok("up", f"{len(node.rows)} parts of workers up")
 
 
 def judge_records(say: Scribe, records: Sequence[ServerRecord]) -> None:
