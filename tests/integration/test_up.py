@@ -8,10 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.faults.test_group_parent import free_tens
 from tests.support.fleet import Fleet, write_prompts
 from tests.support.server_process import wait_until
 from tests.support.up_node import LIMIT_S, UpNode, runs, told_json, workers_up
 from tests.support.watching import open_now
+from workers.simulator.log import read_log
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -144,7 +146,7 @@ def test_a_part_that_cannot_run_takes_no_other_down(fleet: Fleet) -> None:
         "the other one to be refused",
         LIMIT_S,
     )
-    assert node.said().count("cannot run now (exit 4), and is tried again every 60 s") == 1
+    assert node.said().count("cannot run now (exit 4), and is tried again now and then") == 1
     [refused] = [row for row in node.record().rows if row.state == "restarting"]
     assert "is driven by worker group gpu" in refused.says
 
@@ -185,3 +187,59 @@ def test_a_redis_that_is_not_there_ends_it_at_once(fleet: Fleet) -> None:
     done = workers_up(fleet, fleet.env, *attach(fleet), "--redis", "redis://127.0.0.1:1/0")
 
     assert done.returncode == 4
+
+
+# --- with servers of its own ---------------------------------------------------------------------
+
+
+def simulated(fleet: Fleet) -> UpNode:
+    """A node with two simulated GPUs; its servers write what they see in one file."""
+    port = str(free_tens())
+    return UpNode(
+        fleet,
+        *("--simulate", "2", "--port", port, "--redis", f"embedded:{fleet.folder / 'redis'}"),
+        HEADRACE_SIM_LOG=str(fleet.folder / "served.jsonl"),
+        HEADRACE_SIM_LOAD="0",
+        HEADRACE_SIM_LATENCY="fixed:0.2",
+        HEADRACE_DRAIN_LIMIT="30",
+    )
+
+
+def test_a_simulated_node_is_a_whole_one_whatever_of_it_dies(fleet: Fleet) -> None:
+    first = simulated(fleet)
+    fleet.env["HEADRACE_REDIS"] = f"embedded:{fleet.folder / 'redis'}"
+    ready = first.wait_row("server gpu0", "ready")
+    assert ready.says.startswith("SGLang 0.5.23, no_buffer, cap 72")
+    enqueued(fleet, 400)
+    for name in GROUPS:
+        first.wait_row(name, "ready")
+
+    # A server, then who watches it: the server of that one runs on and is taken over.
+    killed = first.server("gpu0")
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: first.server("gpu0") != killed, "the next server", LIMIT_S)
+    first.wait_row("server gpu0", "ready")
+    taken_over = first.server("gpu1")
+    watcher = first.part("server gpu1")
+    watcher.kill()
+    first.wait_next_life("server gpu1", watcher.pid)
+    first.wait_row("server gpu1", "ready")
+    assert first.server("gpu1") == taken_over
+
+    # The node itself: the next one goes on with the same servers.
+    servers = {first.server(gpu) for gpu in ("gpu0", "gpu1")}
+    first.kill()
+    second = UpNode(fleet, *first.arguments, env=first.env)
+    for gpu in ("gpu0", "gpu1"):
+        second.wait_row(f"server {gpu}", "ready")
+        second.wait_row(f"worker group {gpu}", "ready")
+    assert {second.server(gpu) for gpu in ("gpu0", "gpu1")} == servers
+    wait_until((Path(fleet.output) / "_SUCCESS").exists, "the end of the run", LIMIT_S)
+    second.process.send(signal.SIGTERM)
+
+    assert second.wait_end() == 143
+    wait_until(lambda: not any(map(psutil.pid_exists, servers)), "their end", LIMIT_S)
+    done = fleet.producer("verify", RUN, "--output", fleet.output, check=False)
+    assert done.returncode == 0, done.stdout
+    account = read_log(fleet.folder / "served.jsonl")
+    assert max(account.max_open.values()) <= 79, "never more than the bound"

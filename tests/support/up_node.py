@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.support.fleet import Fleet
 from tests.support.server_process import ServerProcess, wait_until
 from tests.support.watching import exit_code, timed
 from workers.node.node_record import NodeRecord, Row, read_node
+from workers.servers.records import read_record
 
 LIMIT_S = 90.0
 
@@ -32,9 +34,12 @@ def environment(fleet: Fleet) -> dict[str, str]:
 class UpNode:
     """One `workers up`, started in the fleet's folder."""
 
-    def __init__(self, fleet: Fleet, *arguments: str, **env: str) -> None:
+    def __init__(
+        self, fleet: Fleet, *arguments: str, env: Mapping[str, str] | None = None, **more: str
+    ) -> None:
         self.fleet = fleet
-        self.env = {**environment(fleet), **env}
+        self.arguments = arguments
+        self.env = {**environment(fleet), **(env or {}), **more}
         self.process = ServerProcess(
             [sys.executable, "-m", "workers", "up", *arguments],
             log=fleet.folder / f"up-{len(list(fleet.folder.glob('up-*.log')))}.log",
@@ -72,6 +77,20 @@ class UpNode:
         """The process of a part, once it has one."""
         wait_until(lambda: self.row(name).pid is not None, f"a process of {name}", LIMIT_S)
         return psutil.Process(self.row(name).pid)
+
+    def server(self, gpu: str) -> int:
+        """The first process of a server that this node's `workers serve` has launched."""
+        name = f"{gpu}@{self.env['HEADRACE_HOST']}"
+
+        def launched() -> bool:
+            found = read_record(self.fleet.folder / ".headrace", name)
+            return found is not None and found.server is not None
+
+        wait_until(launched, f"a server on {gpu}", LIMIT_S)
+        found = read_record(self.fleet.folder / ".headrace", name)
+        assert found is not None
+        assert found.server is not None
+        return found.server.pid
 
     def family(self) -> list[psutil.Process]:
         """All processes below this one."""

@@ -51,13 +51,13 @@ def test_servers_to_start_have_a_worker_group_each_and_one_sink() -> None:
 
 
 def test_a_server_over_several_gpus_is_one_part() -> None:
-    parts = planned(gpu="0-3", tp=2, model="/m", first_port=31_000, sink=False)
+    parts = planned(gpu="4-7", tp=2, model="/m", first_port=31_000, sink=False)
 
     assert [part.name for part in parts] == [
-        "server gpu0-1", "server gpu2-3", "worker group gpu0-1", "worker group gpu2-3",
+        "server gpu4-5", "server gpu6-7", "worker group gpu4-5", "worker group gpu6-7",
     ]  # fmt: skip
-    assert words(parts[1]) == "serve --gpu 2,3 --tp 2 --port 31002 --model /m"
-    assert words(parts[3]) == "start --gpu 2,3 --tp 2 --server http://127.0.0.1:31002"
+    assert words(parts[1]) == "serve --gpu 6,7 --tp 2 --port 31002 --model /m"
+    assert words(parts[3]) == "start --gpu 6,7 --tp 2 --server http://127.0.0.1:31002"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,7 @@ def test_a_name_of_another_machine_is_attached_as_it_is_written() -> None:
         ({"attach": "30005,9000,http://x:1"}, None),
         ({"attach": "9000,30000"}, "give --gpu too"),
         ({"attach": "http://h:3000{gpu}"}, "needs --gpu"),
+        ({"gpu": "0-9", "model": "/m", "first_port": 65_530}, "would get port 65536"),
         ({"simulate": 2, "gpu": "0-2"}, "does not fit"),
         ({"simulate": 2, "until_done": True}, "--until-done needs --run"),
         ({"simulate": 2, "until_done": True, "runs": ("r",), "sink": False}, "a sink here"),
@@ -180,7 +181,7 @@ def test_a_child_that_cannot_run_is_said_once_and_left(
 def test_a_child_whose_fault_may_pass_is_tried_again_and_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "AGAIN_S", 0.01)
+    monkeypatch.setattr(processes, "FIRST_BACKOFF_S", 0.01)
     part = child(tmp_path, "print('Redis is away'); exit(4)", passing=PASSING_CODES)
 
     look_until(part, lambda: part.lives >= 3, "three lives")

@@ -1,6 +1,7 @@
 """`workers up`: a whole node from one command."""
 
 import os
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +20,7 @@ from common.logs import set_up_logs
 from common.options import LOG_LEVEL, REDIS
 from common.program import values_of
 from common.stops import warn_of_shell
+from workers.commands.serve import KILL_S
 from workers.commands.start import Concurrency
 from workers.node.node import Node, NodeTold
 from workers.node.node_record import NodeRecord, only_one, read_node
@@ -28,10 +30,10 @@ from workers.node.processes import PASSING_CODES, Child, own_command
 from workers.node.redis_side import RedisSide
 from workers.node.table import console, page
 from workers.options import FIRST_PORT, this_host
+from workers.servers.launch_line import STRATEGIES
+from workers.simulator.environment import simulated_model, simulated_python
 
 EMBEDDED = "embedded:"
-SERVERS_S = 60.0
-"""What servers get to end, beside what their own --grace says."""
 
 _SECTIONS = {
     "Servers to start": "gpu tp model python strategy port",
@@ -55,19 +57,20 @@ _SECTIONS = {
     "--model", envvar="HEADRACE_UP_MODEL", metavar="PATH", help="Model that the servers serve."
 )
 @click.option(
-    "--python", metavar="FILE", help="Python of the environment that SGLang is installed in."
+    "--python",
+    metavar="VENV/bin/python",
+    help="The interpreter of SGLang's own environment.",
 )
 @click.option(
     "--strategy",
-    metavar="WORD",
-    help="How the servers keep mamba states: no_buffer, extra_buffer, best …",
+    type=click.Choice(STRATEGIES),
+    help="How the servers keep a hybrid model's states, as `workers serve` has it.",
 )
 @click.option(
     "--port",
-    type=click.IntRange(1, 65_000),
-    default=FIRST_PORT,
-    show_default=True,
-    help="Of GPU 0's server; that of GPU n is n higher.",
+    type=click.IntRange(1, 65535),
+    help="Port of the first server; the others' follow by the numbers of their GPUs."
+    f"  [default: {FIRST_PORT} + GPU]",
 )
 @click.option(
     "--attach",
@@ -138,7 +141,7 @@ def up(
     as_json: bool,
     state_dir: Path,
     log_level: str,
-    port: int,
+    port: int | None,
     no_sink: bool,
     concurrency: int | str | None,
     **told: Any,
@@ -170,6 +173,8 @@ def up(
         concurrency=None if concurrency is None else str(concurrency),
         **told,
     )
+    if wanted.simulate is not None:
+        wanted = _simulated(wanted, state_dir / "simulated")
     parts = plan(wanted, host)
     with ExitStack() as stack:
         units = sorted({part.unit for part in parts if part.unit})
@@ -177,6 +182,32 @@ def up(
         raise SystemExit(
             _run(parts, wanted, redis=redis, state_dir=state_dir, host=host, log_level=log_level)
         )
+
+
+def _simulated(told: Told, folder: Path) -> Told:
+    """Let servers be launched from an environment whose SGLang is the simulator."""
+    return msgspec.structs.replace(
+        told,
+        python=told.python or str(simulated_python(folder)),
+        model=told.model or str(simulated_model(folder)),
+        sglang=("--served-model-name", "simulated", *told.sglang),
+    )
+
+
+def _refuse_unlaunchable(parts: list[Part]) -> None:
+    """Let `workers serve` itself say what no server could be launched with, while none is."""
+    servers = [part for part in parts if part.kind == "server"]
+    if not servers:
+        return
+    name, *arguments = servers[0].arguments
+    done = subprocess.run(  # noqa: S603 - our own program
+        own_command(name, "--print-command", *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(done.returncode)
 
 
 def _run(
@@ -188,6 +219,8 @@ def _run(
     host: str,
     log_level: str,
 ) -> int:
+    graces = _graces(told)
+    _refuse_unlaunchable(parts)
     address = connect.redis_url(redis)
     url = resolve_redis(redis)
     connect.connect(url).close()
@@ -207,7 +240,7 @@ def _run(
         parts,
         [_child(part, url, state_dir=state_dir, log_level=log_level, told=told) for part in parts],
         RedisSide(url, host=host, embedded=home),
-        NodeTold(state_dir=state_dir, host=host, grace_s=_graces(told)),
+        NodeTold(state_dir=state_dir, host=host, grace_s=graces),
         show,
     )
     tell(f"workers: {len(parts)} parts, their logs in {state_dir / 'logs'}; "
@@ -240,8 +273,9 @@ def _graces(told: Told) -> dict[Kind, float]:
     from workers.cli import cli  # noqa: PLC0415
 
     start = values_of(cli, "start", defaults={"gpu": "0"})["grace_s"]
+    serve = values_of(cli, "serve", defaults={"gpu": "0", "model": "any"})["drain_limit_s"]
     return {
-        "server": SERVERS_S,
+        "server": serve + KILL_S,
         "worker group": start if told.grace_s is None else told.grace_s,
         "sink": values_of(cli, "sink", defaults={})["grace_s"],
     }

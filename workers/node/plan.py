@@ -26,10 +26,11 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     """What `workers up` was told of its parts.
 
     Attributes:
-        gpu, tp, attach, simulate, model, python, strategy, runs, concurrency, ramp, grace_s,
+        gpu, tp, attach, model, python, strategy, runs, concurrency, ramp, grace_s,
             until_done: As the flags of these names; None and empty where they were not given.
+        simulate: How many GPUs are simulated; then model and python are the simulator's.
         sink: Whether a sink belongs to the node.
-        first_port: Of GPU 0's server.
+        first_port: Of the first server; None for 30000 and the number of its GPU.
         sglang: Arguments for SGLang itself.
     """
 
@@ -46,7 +47,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float | None = None
     until_done: bool = False
     sink: bool = True
-    first_port: int = FIRST_PORT
+    first_port: int | None = None
     sglang: tuple[str, ...] = ()
 
 
@@ -75,14 +76,16 @@ def plan(told: Told, host: str) -> list[Part]:
         UsageError: What was told does not go together; the text says what does.
     """
     _check(told)
+    ports: list[int] = []
     if told.attach is not None:
         sets, urls = _attached(told)
     else:
         sets = parse_gpus(_gpus(told), told.tp)
-        urls = [f"http://127.0.0.1:{told.first_port + gpus[0]}" for gpus in sets]
+        ports = [_port(told.first_port, gpus[0], sets[0][0]) for gpus in sets]
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
     parts: list[Part] = []
     if told.attach is None:
-        parts = [_server(told, gpus, host) for gpus in sets]
+        parts = [_server(told, gpus, port, host) for gpus, port in zip(sets, ports, strict=True)]
     parts += [_group(told, gpus, url, host) for gpus, url in zip(sets, urls, strict=True)]
     if told.sink:
         parts.append(_sink(told))
@@ -186,9 +189,16 @@ def _short(gpus: tuple[int, ...]) -> str:
     return group_name(gpus, "").rstrip("@")
 
 
-def _server(told: Told, gpus: tuple[int, ...], host: str) -> Part:
+def _port(first: int | None, gpu: int, first_gpu: int) -> int:
+    port = FIRST_PORT + gpu if first is None else first + gpu - first_gpu
+    if port > _LAST_PORT:
+        raise UsageError(f"--port: GPU {gpu} would get port {port}; give a lower one")
+    return port
+
+
+def _server(told: Told, gpus: tuple[int, ...], port: int, host: str) -> Part:
     arguments = ["serve", "--gpu", _listed(gpus), "--tp", str(told.tp)]
-    arguments += ["--port", str(told.first_port + gpus[0])]
+    arguments += ["--port", str(port)]
     for flag, value in (
         ("--model", told.model),
         ("--python", told.python),
@@ -196,8 +206,6 @@ def _server(told: Told, gpus: tuple[int, ...], host: str) -> Part:
     ):
         if value is not None:
             arguments += [flag, value]
-    if told.simulate is not None:
-        arguments.append("--simulate")
     if told.sglang:
         arguments += ["--", *told.sglang]
     short = _short(gpus)

@@ -32,11 +32,12 @@ KILL_MARGIN_S = 15.0
 FATAL_CODES = frozenset({2, 3, 4, 5})
 """Exit codes that a restart would only repeat."""
 
-PASSING_CODES = frozenset({4})
-"""Of those, what may pass without anybody changing this machine: Redis, S3 or a server is away."""
+PASSING_CODES = frozenset({4, 5})
+"""Of those, what may pass by itself: Redis, S3 or a server is away, or another process has what is
+to be ours alone, as one of an earlier life that is just ending."""
 
 AGAIN_S = 60.0
-"""Between two tries of a child that ended with one of these."""
+"""The longest wait between two tries of a child that ends with one of these."""
 
 Standing = Literal["running", "restarting", "failed", "ended"]
 
@@ -85,6 +86,7 @@ class Child:
         self._final = final
         self._process: subprocess.Popen[bytes] | None = None
         self._passing_said = False
+        self._passing_s = FIRST_BACKOFF_S
         self._proven = False
         self._told = self._to_end = False
         self._started_s = 0.0
@@ -169,7 +171,7 @@ class Child:
             self._note_fatal(code, now_s)
             return
         if stable:
-            self._backoff_s = FIRST_BACKOFF_S
+            self._backoff_s = self._passing_s = FIRST_BACKOFF_S
             self._passing_said = False
         log.warning(
             "%s ended with %s: starting it again in %.0f s", self.name, code, self._backoff_s
@@ -186,12 +188,13 @@ class Child:
             self.failed = code
             log.error("%s cannot run (exit %d): %s", self.name, code, why)
             return
-        self._next_s = now_s + AGAIN_S
+        self._next_s = now_s + self._passing_s
+        self._passing_s = min(self._passing_s * 2, AGAIN_S)
         if not self._passing_said:
             self._passing_said = True
             log.error(
-                "%s cannot run now (exit %d), and is tried again every %.0f s: %s",
-                self.name, code, AGAIN_S, why,
+                "%s cannot run now (exit %d), and is tried again now and then: %s",
+                self.name, code, why,
             )  # fmt: skip
 
 

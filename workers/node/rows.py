@@ -47,6 +47,8 @@ def row_of(
 
 def of_server(record: ServerRecord) -> str:
     """Say what a server is, or what is wrong with it."""
+    if record.state == "stopped":
+        return "told to stop"
     if record.state != "ready":
         return record.detail
     parts = [

@@ -3,11 +3,13 @@
     FOLDER/VERSION/bin/python              this interpreter, with that `sglang` before any other
     FOLDER/VERSION/lib/sglang/             its `launch_server` is `workers.simulator.launched`
     FOLDER/VERSION/lib/sglang-….dist-info  so that whoever asks for the version hears it
+    FOLDER/model/config.json               what a hybrid model says of itself, and no more of one
 
 So a simulated server is found, asked for its version, called, watched and stopped by the same code
 as a real one: only which python it is differs.
 """
 
+import json
 import os
 import shlex
 import sys
@@ -26,6 +28,36 @@ from workers.simulator.launched import main
 if __name__ == "__main__":
     main()
 '''
+
+
+MODEL = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 48,
+    "full_attention_interval": 4,
+    "hidden_size": 2048,
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_value_head_dim": 128,
+    "linear_key_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 262_144,
+}
+"""Shape of the kind of model that the simulator's figures are fitted to."""
+
+
+def simulated_model(folder: Path) -> Path:
+    """Make the folder of a model whose shape is all that there is of it.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    home = (folder / "model").resolve()
+    _write(home / "config.json", json.dumps(MODEL, indent=1) + "\n")
+    return home
 
 
 def simulated_python(folder: Path, version: str | None = None) -> Path:
