@@ -356,6 +356,45 @@ def test_a_states_size_is_taken_from_the_ratio_where_sglang_split_the_memory() -
     assert pools_of(from_log, None).state_bytes == 70e6
 
 
+def test_what_a_server_says_of_its_pools_counts_where_config_json_says_something_else() -> None:
+    """Weights that bring their own type of KV, which --kv-cache-dtype auto takes."""
+    half = msgspec.structs.replace(JOB, kv_bytes=450_000 * 12_288.0)
+    assert pools_of(half, QWEN3_NEXT).token_bytes == 12_288
+    alike = msgspec.structs.replace(JOB, kv_bytes=450_000 * 24_576 * 1.04)
+    assert pools_of(alike, QWEN3_NEXT).token_bytes == 24_576
+    # A tiny pool's size is mostly rounding.
+    tiny = msgspec.structs.replace(JOB, kv_bytes=4e6)
+    assert pools_of(tiny, QWEN3_NEXT).token_bytes == 24_576
+    bfloat16 = msgspec.structs.replace(JOB, states_bytes=160 * 39_518_208.0)
+    assert pools_of(bfloat16, QWEN3_NEXT).state_bytes == 39_518_208
+
+
+def test_with_speculative_decoding_only_the_pool_as_it_is_split_is_known() -> None:
+    found = diagnose(
+        msgspec.structs.replace(JOB, speculative=True, version="0.5.23"),
+        shape=QWEN3_NEXT,
+        prompts=Prompts(tokens=3_250),
+    )
+    assert {each.strategy: each.most for each in found.options} == {
+        "no_buffer": 53,
+        "extra_buffer": 32,
+        "extra_buffer_lazy": 40,
+        "no_radix": 138,
+    }
+
+
+def test_a_server_without_radix_cache_is_told_what_its_memory_holds() -> None:
+    told = msgspec.structs.replace(JOB, strategy="no_radix", states=100, asked=100, cap=100)
+    found = diagnose(told, shape=QWEN3_NEXT, prompts=Prompts(tokens=3_250))
+
+    assert (found.binds, found.per_request) == ("requested", 1)
+    assert found.advice == ""  # about 119: no gain that is worth a restart
+    fuller = msgspec.structs.replace(told, states=60, asked=60, cap=60)
+    assert diagnose(fuller, shape=QWEN3_NEXT, prompts=Prompts(tokens=3_250)).advice == (
+        "ask for more with --max-running-requests: its memory holds about 99"
+    )
+
+
 # --- Before a launch -----------------------------------------------------------------------------
 
 

@@ -351,6 +351,10 @@ def test_the_servers_that_serve_has_launched_are_judged_by_their_records() -> No
     assert (line.level, "nobody starts it again" in line.text) == ("warning", True)
     assert "workers serve --gpu 0" in line.advice
 
+    failed = Scribe("machine")
+    judge_records(failed, [msgspec.structs.replace(record, state="failed", detail="no GPU")])
+    assert [(each.level, "no GPU" in each.text) for each in failed.lines] == [("fault", True)]
+
 
 def test_the_parts_of_up_are_judged_by_its_record() -> None:
     me = {"pid": os.getpid(), "started": process_start(os.getpid()), "host": "h", "since": 0.0}

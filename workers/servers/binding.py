@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+import msgspec
+
 from workers.servers.capacity import kv_cap, states_per_request
 from workers.servers.facts import ServerFacts
 from workers.servers.loads import ServerLoad
@@ -10,6 +12,10 @@ from workers.servers.strategies import Pools
 
 Binds = Literal["mamba pool", "KV pool", "requested", "default", "unknown"]
 
+LARGE_POOL_BYTES = 0.5e9
+"""From here on a pool's size, told to 10 MB at worst, says what one of it takes."""
+ROUNDED = 0.1
+
 FULL_SHARE = 0.9
 """With so many of its slots taken a server counts as full."""
 
@@ -17,26 +23,32 @@ FULL_SHARE = 0.9
 def pools_of(facts: ServerFacts, shape: ModelShape | None) -> Pools:
     """Put together what is known of a server's memory.
 
-    What config.json does not tell is taken from the server: a token's bytes from the KV pool's, a
-    state's from its log, else from the ratio at which SGLang split the memory by itself.
+    What config.json tells is exact, unless the server goes by something else (a type that the
+    weights' own quantization sets, an environment variable): then what it says of its pools
+    counts. What neither tells of a state is taken from the ratio at which SGLang splits the memory
+    by itself. With speculative decoding states have company that is not told: only the present
+    split is known.
     """
-    token_bytes: float | None = shape.token_bytes if shape else None
-    state_bytes: float | None = shape.state_bytes if shape else None
-    if not token_bytes and facts.kv_bytes and facts.kv_tokens:
-        token_bytes = facts.kv_bytes / facts.kv_tokens
-    if not state_bytes and facts.states_bytes and facts.states:
-        state_bytes = facts.states_bytes / facts.states
+    known = Pools(states=facts.states, kv_tokens=facts.kv_tokens)
+    if facts.speculative:
+        return known
+    token_bytes = _settled(shape.token_bytes if shape else None, facts.kv_bytes, facts.kv_tokens)
+    state_bytes = _settled(shape.state_bytes if shape else None, facts.states_bytes, facts.states)
     split = bool(facts.states and facts.kv_tokens and facts.ratio)
     by_itself = split and facts.asked_states is None and facts.strategy != "no_radix"
     if not state_bytes and token_bytes and by_itself:
         kv_bytes = (facts.kv_tokens or 0) * token_bytes
         state_bytes = (facts.ratio or 0.0) * kv_bytes / (facts.states or 1)
-    return Pools(
-        states=facts.states,
-        kv_tokens=facts.kv_tokens,
-        state_bytes=state_bytes or None,
-        token_bytes=token_bytes or None,
-    )
+    return msgspec.structs.replace(known, state_bytes=state_bytes, token_bytes=token_bytes)
+
+
+def _settled(worked_out: int | None, pool_bytes: float | None, number: int | None) -> float | None:
+    """Choose between what config.json comes to and what a pool, of which so many, takes."""
+    told = pool_bytes / number if pool_bytes and number else None
+    if not worked_out or told is None:
+        return worked_out or told
+    differs = abs(told - worked_out) > ROUNDED * worked_out
+    return told if differs and (pool_bytes or 0.0) >= LARGE_POOL_BYTES else worked_out
 
 
 def measured_tokens(facts: ServerFacts, load: ServerLoad) -> float | None:

@@ -216,9 +216,10 @@ def _advice(found: Diagnosis, prompts: Prompts) -> str:
         )
     mine = _mine(found)
     if found.binds == "requested" and mine and _gains(mine.most, cap):
+        resize = _asks_for(mine) if mine.strategy != "no_radix" else ""
         return (
             "ask for more with --max-running-requests: its memory holds "
-            f"{_about(prompts)} {mine.most:,}{_asks_for(mine)}"
+            f"{_about(prompts)} {mine.most:,}{resize}"
         )
     if found.binds == "mamba pool" and mine and mine.resized and _gains(mine.resized, cap):
         return (

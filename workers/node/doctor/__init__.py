@@ -4,7 +4,7 @@
     redis_part judging_redis       Redis: tried, and what its INFO and settings mean
     store_part                     the output: tried in the very prefix
     server_part judging_server     each server: asked, and what it says of itself
-    machine_part                   descriptors, disks, clocks, records of workers serve
+    machine_part                   descriptors, disks, clocks, records of `workers serve`
     view                           a table for people
 
 Each part runs in a thread of its own and has so many seconds; what it has said by then is told,

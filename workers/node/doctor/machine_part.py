@@ -1,4 +1,4 @@
-"""Look at this machine: descriptors, disks, and what workers serve keeps of its servers."""
+"""Look at this machine: descriptors, disks, and what `workers serve` keeps of its servers."""
 
 import resource
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def examine_machine(say: Scribe, *, state_dir: Path) -> None:
 
 
 def records_of(state_dir: Path) -> tuple[list[ServerRecord], str]:
-    """Read the records of workers serve here; and why not, where they cannot be read."""
+    """Read the records of `workers serve` here; and why not, where they cannot be read."""
     try:
         return read_records(state_dir), ""
     except BackendError as error:
@@ -102,7 +102,7 @@ def judge_node(say: Scribe, node: NodeRecord | None) -> None:
 
 
 def judge_records(say: Scribe, records: Sequence[ServerRecord]) -> None:
-    """Judge the servers that workers serve has launched here."""
+    """Judge the servers that `workers serve` has launched here."""
     for record in records:
         told = f"{record.name}: {record.state}{f', {record.detail}' if record.detail else ''}"
         told += f", started again {record.restarts} times" if record.restarts else ""
@@ -112,11 +112,11 @@ def judge_records(say: Scribe, records: Sequence[ServerRecord]) -> None:
             )
         if record.state == "stopped":
             continue
-        if not record.supervisor.alive:
+        if not record.supervisor.alive and record.state != "failed":
             say.warning(
                 "serve",
                 f"{told}; its supervisor is gone, nobody starts it again",
-                f"it is taken over by workers serve --gpu {','.join(map(str, record.gpus))}",
+                f"it is taken over by `workers serve --gpu {','.join(map(str, record.gpus))}`",
             )
             continue
         level = _STATES.get(record.state, "ok")

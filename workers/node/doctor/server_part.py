@@ -76,7 +76,7 @@ async def _one(say: Scribe, target: Target, key: str | None) -> ServerIdentity |
             _tell_refusal(say, key)
             return None
         except (AttemptError, HeadraceError) as error:
-            say.fault("reachable", str(error), "is it started? workers serve starts one")
+            say.fault("reachable", str(error), "is it started? `workers serve` starts one")
             return None
         except TimeoutError:
             say.fault("reachable", f"{target.url} does not answer within {PAGE_S:.0f} s")
@@ -116,7 +116,7 @@ async def _judge(
         say.fault(
             "token",
             f"no token within {TOKEN_S:.0f} s, and nothing moves in it",
-            "its log says why; workers serve starts a server again that hangs",
+            "its log says why; `workers serve` starts a server again that hangs",
         )
     judge_identity(say, identity, parser)
     if facts is None:
