@@ -70,6 +70,10 @@ POINTS = {
     # Whoever drains a server.
     "drain.taken": "a server is drained; its worker group may not know yet",
     "drain.lifted": "it is not any more",
+    # Whoever restarts servers.
+    "restart.drained": "nothing is open at the server; nothing is ordered yet",
+    "restart.ordered": "the order lies there; its supervisor may not know yet",
+    "restart.ready": "the server gives tokens anew, and is still drained",
     # Feeding, by whoever can.
     "feed.begun": "this process has the turn to feed",
     "feed.fed": "some requests came from inputs/; where to go on is not yet told",

@@ -43,6 +43,7 @@ way back. Its lease is renewed until it has left them all.
       processes part_log           a child: started, started again, its log
       plan node rows table         all of a node (`workers up`): what it is, its life, how it is
       node_record redis_side       what it writes down, and that there is one; what it asks Redis
+      restart/                     servers one by one under load (`workers restart`)
       doctor/                      whether Redis, the store, the servers, this machine are fit
     simulator/                     a stand-in for SGLang at the socket, and as a program
 

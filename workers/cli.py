@@ -13,6 +13,7 @@ _COMMANDS = {
     "completion": "workers.commands.settings",
     "config": "workers.commands.settings",
     "doctor": "workers.commands.doctor",
+    "restart": "workers.commands.restart",
     "serve": "workers.commands.serve",
     "simulate": "workers.simulator.command",
     "sink": "workers.commands.sink",

@@ -97,6 +97,10 @@ KILLED_BY = {
         "tests/integration/test_queue_drains.py"
         "::test_an_owner_that_is_killed_leaves_a_drain_that_ends_by_itself_or_none",
     ),
+    **dict.fromkeys(
+        ["restart.drained", "restart.ordered", "restart.ready"],
+        "tests/integration/test_restart.py::test_killed_between_two_steps_the_same_call_goes_on",
+    ),
     **dict.fromkeys(["feed.begun", "feed.fed", "feed.advanced"], _FEED),
     **dict.fromkeys(
         [
