@@ -36,10 +36,14 @@ def of_marks(
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False, width=width)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1, overflow="fold")
+    above: list[str] = []
     for mark in marks:
         at = datetime.fromisoformat(mark["at"])
         parts: list[RenderableType] = [Text(harmless(mark["text"]), style="bold")]
-        parts += [Text(line) for line in lines_of(mark, mean_tokens=mean_tokens)]
+        lines = list(lines_of(mark, mean_tokens=mean_tokens))
+        # Several marks of one change have the same figures.
+        parts += [Text(line) for line in lines if lines != above]
+        above = lines
         table.add_row(Text(_when(at, now), style="dim"), Group(*parts))
     return table
 

@@ -114,16 +114,40 @@ def spans_of(
         now_ms: Redis TIME.
         answer_s: How long an answer takes now; None where nobody knows.
     """
-    others = [other for other in every if other.id != mark.id]
-    last_ms = max((o.until_ms for o in others if o.at_ms <= mark.at_ms), default=0)
-    next_ms = min((o.at_ms for o in others if o.at_ms > mark.until_ms), default=now_ms)
+    begin_ms, end_ms = episode_of(mark, every)
+    last_ms = max((each.until_ms for each in every if each.until_ms < begin_ms), default=0)
+    next_ms = min((each.at_ms for each in every if each.at_ms > end_ms), default=now_ms)
     until_ms = min(next_ms, now_ms)
-    before = _span(max(mark.at_ms - SIDE_MS, min(last_ms, mark.at_ms)), mark.at_ms)
-    settled_ms = mark.until_ms + FILL_MS
+    before = _span(max(begin_ms - SIDE_MS, last_ms), begin_ms)
+    settled_ms = end_ms + FILL_MS
     servers = _span(settled_ms, min(until_ms, settled_ms + SIDE_MS))
-    steady_ms = mark.until_ms + max(round((answer_s or 0.0) * 1000), FILL_MS)
+    steady_ms = end_ms + max(round((answer_s or 0.0) * 1000), FILL_MS)
     clients = _span(steady_ms, min(until_ms, steady_ms + SIDE_MS))
     return before, servers, clients
+
+
+def episode_of(mark: Mark, every: Sequence[Mark]) -> tuple[int, int]:
+    """Give the first and last instant of what happened there, in ms.
+
+    Servers that are drained, restarted and filled again make several marks of one change: what
+    follows so soon that nothing can be told between them is looked at as one.
+    """
+    begin_ms, end_ms = mark.at_ms, mark.until_ms
+    while True:
+        near = [
+            each
+            for each in every
+            if each.at_ms <= end_ms + FILL_MS + LEAST_MS
+            and each.until_ms >= begin_ms - FILL_MS - LEAST_MS
+        ]
+        wider = (
+            min((each.at_ms for each in near), default=begin_ms),
+            max((each.until_ms for each in near), default=end_ms),
+        )
+        wider = min(wider[0], begin_ms), max(wider[1], end_ms)
+        if wider == (begin_ms, end_ms):
+            return wider
+        begin_ms, end_ms = wider
 
 
 def buckets_of(every: Sequence[Mark], *, now_ms: int, answer_s: float | None) -> list[int]:

@@ -9,8 +9,10 @@ import pytest
 import redis
 
 from common import names
+from common.group_figures import GroupFigures
 from common.marks.effect import Bucket
 from common.marks.events import SILENT_S, START_MS
+from common.queue import Groups
 from common.queue.marks import Marks, Presence
 from tests.support.engine_world import GROUP, PAGES, EngineWorld, until
 from tests.support.scripted_server import Page, Reply, answer, scripted_server
@@ -155,3 +157,39 @@ def sums(client: "redis.Redis") -> Bucket:
     return Bucket(
         *(sum(getattr(each, name) for each in read) for name in Bucket.__struct_fields__)
     )
+
+
+@pytest.mark.anyio
+async def test_a_drain_is_marked_and_what_it_is_for_is_not_taken_for_an_outage(
+    redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marking, "AWAY_S", 0.2)
+    served = Served()
+    drained = [f"worker group {GROUP} came", f"server of {GROUP} drained"]
+    async with scripted_server(never, pages=served.pages()) as server:
+        world = EngineWorld(redis_client, server.url, prompts=4)
+        showing: Any = world.engine._showing
+        async with world.running():
+            await marked(redis_client, drained[0])
+            real = showing._state
+            # Whatever drains it; here nothing but the word is needed.
+            showing._state = lambda: ("drained", "by hand")
+            await marked(redis_client, *drained)
+            served.away = True
+            world.engine._watch.report("connection refused")
+            showing._state = real
+            await until(lambda: shown(redis_client).state == "down", "it is away")
+            away_s = shown(redis_client).unready_s or 0.0
+            await until(
+                lambda: (shown(redis_client).unready_s or 0.0) > away_s + 0.5, "long enough"
+            )
+            assert texts(redis_client) == drained
+            served.away = False
+            await until(lambda: shown(redis_client).state == "ready", "it is back")
+            assert texts(redis_client) == drained
+
+
+def shown(client: "redis.Redis") -> GroupFigures:
+    """What the worker group said last."""
+    (figures,) = Groups(client).spoke()
+    return figures

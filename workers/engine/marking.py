@@ -50,7 +50,7 @@ class Marking:
         self._is: Present | None = None
         self._seen: Present | None = None
         self._restarts = 0
-        self._away = self._drained = False
+        self._away = self._drained = self._planned = False
         self._runs: Sequence[str] = ()
         self._waiting: deque[tuple[float, Event]] = deque(maxlen=MOST_WAITING)
         self._looked_s: float | None = None
@@ -152,8 +152,10 @@ class Marking:
         if drained and not self._drained:
             self._waiting.append((now_s, Event(kind="drained", subject=figures.group)))
         self._drained = drained
+        # Whoever drains a server does something to it: that it is away then is no news.
+        self._planned = drained or (self._planned and figures.state != "ready")
         unready_s = figures.unready_s or 0.0
-        if figures.state in _AWAY and unready_s >= AWAY_S and not self._away:
+        if figures.state in _AWAY and unready_s >= AWAY_S and not (self._away or self._planned):
             self._away = True
             event = Event(kind="server_away", subject=figures.group)
             self._waiting.append((now_s - unready_s, event))
