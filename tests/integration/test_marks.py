@@ -429,6 +429,21 @@ def test_a_worker_group_that_falls_silent_is_marked_once_by_whoever_looks(world:
     assert before.left
 
 
+def test_of_several_that_find_a_silent_one_one_makes_it_leave_and_who_speaks_again_stays(
+    world: World,
+) -> None:
+    presence = Presence(world.client)
+    presence.arrive("gpu0@h", WAS)
+    heard_ms = presence.all()["gpu0@h"].heard_ms
+
+    assert [presence.leave("gpu0@h", heard_ms=heard_ms) for _ in range(2)] == [True, False]
+    assert presence.all()["gpu0@h"].heard_ms == heard_ms
+    presence.work("gpu0@h", WAS, tokens=0, running_ms=0, ready_ms=0, runs=[])
+    assert not presence.leave("gpu0@h", heard_ms=heard_ms - 1)
+    assert not presence.all()["gpu0@h"].left
+    assert not presence.leave("nobody@h")
+
+
 def test_a_full_redis_leaves_nobody_marked_as_gone(world: World) -> None:
     presence, watchman = Presence(world.client), Watchman(world.client)
     presence.arrive("gpu0@h", WAS)
