@@ -110,6 +110,34 @@ def test_a_line_is_printed_and_nothing_is_launched(node: Node) -> None:
     assert not (node.folder / ".headrace").exists()
 
 
+FETCHES = """
+import os, pathlib
+def hf_hub_download(name, file):
+    folder = pathlib.Path(os.environ["HF_HOME"], "hub", "models--" + name.replace("/", "--"))
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "snapshots" / "abc" / file).write_text(CONFIG)
+"""
+
+
+def test_a_hybrid_model_gets_its_strategy_the_first_time_too(node: Node) -> None:
+    library = node.python.parents[1] / "lib"
+    name = ("--gpu", "0", "--model", "owner/hybrid", "--print-command")
+    hub = {"HF_HOME": str(node.folder / "hub")}
+
+    unknown = node.run(*name, env=hub)
+    (library / "huggingface_hub.py").write_text(f"CONFIG = {json.dumps(HYBRID)!r}\n{FETCHES}")
+    fetched = node.run(*name, env=hub)
+    (library / "huggingface_hub.py").unlink()
+    kept = node.run(*name, env=hub)
+
+    assert "no_buffer" not in unknown.stdout
+    assert "whether it is a hybrid one is not known" in unknown.stderr
+    assert "--mamba-radix-cache-strategy no_buffer" in fetched.stdout
+    assert kept.stdout == fetched.stdout
+
+
 def test_it_ends_with_4_where_a_restart_would_only_repeat_it(node: Node) -> None:
     said = node.run("--gpu", "0", "--", "--no-such-flag")
     assert said.returncode == 4

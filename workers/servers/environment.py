@@ -19,6 +19,7 @@ from common.errors import BackendError, UsageError
 from common.replacing import replace_file
 
 ASK_LIMIT_S = 60.0
+FETCH_LIMIT_S = 60.0
 _MIB = 1 << 20
 
 _ASK_VERSION = r"""
@@ -81,6 +82,44 @@ def sglang_version(python: str, environment: dict[str, str]) -> str:
             "--python, or install it there"
         )
     return found[1]
+
+
+_FETCH_CONFIG = r"""
+import sys
+from huggingface_hub import hf_hub_download
+hf_hub_download(sys.argv[1], "config.json")
+"""
+
+
+def fetch_config(model: str, python: str, environment: dict[str, str]) -> bool:
+    """Have a model's config.json fetched as its server would fetch it; False where it cannot be.
+
+    A hybrid model wants another launch line than others, also the first time, before its files are
+    here. It is the server's own library that asks, with the server's settings: its hub, its token,
+    or no network at all.
+
+    Args:
+        model: `owner/name`.
+        python: As for `sglang_version`.
+        environment: As for `sglang_version`.
+    """
+    path = shutil.which(python)
+    if path is None or Path(model).expanduser().exists() or not _HUB_NAME.fullmatch(model):
+        return False
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(  # noqa: S603 - what the user told us to launch
+            [path, "-c", _FETCH_CONFIG, model],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=FETCH_LIMIT_S,
+            check=True,
+        )
+        return True
+    return False
+
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def refuse_missing_model(model: str) -> None:

@@ -13,7 +13,7 @@ from common.ids import canonical_json, rows_sha256
 from workers.servers import environment
 from workers.servers.diagnosis import before_launch
 from workers.servers.launch_line import Launch, Line, launch_line, value_of, visible_devices
-from workers.servers.model_files import shape_at, weights_bytes
+from workers.servers.model_files import model_folder, shape_at, weights_bytes
 from workers.servers.model_shape import ModelShape
 from workers.servers.records import FOLDER, Wanted
 from workers.servers.strategies import pool_bytes_of
@@ -123,7 +123,7 @@ def plan_launch(options: ServeOptions, order: Wanted | None = None) -> Plan:
     version = environment.sglang_version(options.python, server_env)
     arguments = (*options.arguments, *((order.arguments if order else None) or ()))
     strategy = (order.strategy if order else None) or options.strategy
-    shape = shape_at(options.model, tp=len(options.gpus))
+    shape = _shape(options, server_env)
     notes: list[str] = []
     if strategy == "best":
         strategy = _best(options, shape, version, devices, arguments, notes)
@@ -152,6 +152,16 @@ def plan_launch(options: ServeOptions, order: Wanted | None = None) -> Plan:
         notes=(*notes, *line.notes),
         shape=shape,
     )
+
+
+def _shape(options: ServeOptions, server_env: dict[str, str]) -> ModelShape:
+    """Work out what the model's requests cost; one that is not here yet tells by its config."""
+    shape = shape_at(options.model, tp=len(options.gpus))
+    if model_folder(options.model) is None and environment.fetch_config(
+        options.model, options.python, server_env
+    ):
+        shape = shape_at(options.model, tp=len(options.gpus))
+    return shape
 
 
 def _best(
