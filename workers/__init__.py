@@ -29,7 +29,7 @@ way back. Its lease is renewed until it has left them all.
       versions launch_line plan    what SGLang's versions call things; how one is started
       supervisor launching         run one: launch, watch, restart, drain, end, take over
         environment processes      what is installed; its processes, found again and ended whole
-        draining restarts          its planned end; when it is launched again
+        emptying draining restarts its planned end; when it is launched again
         log_writer server_log      its log, turned over by a process of its own
         last_words got             why it ended, what a launch came to, in words
       records book orders          what its supervisor writes down here, and is asked

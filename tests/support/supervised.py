@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.server_process import steady_port
 from workers.node.stop_request import StopRequest
+from workers.servers.emptying import Emptying
 from workers.servers.plan import ServeOptions
 from workers.servers.processes import MARK, ServerProcesses
 from workers.servers.records import ServerRecord, read_record
@@ -56,6 +57,7 @@ class Supervised:
         self.journal = folder / "requests.jsonl"
         self.stop = StopRequest()
         self.task: asyncio.Task[None] | None = None
+        self.redis: Any = None
         self.seen: list[ServerRecord] = []
         self.set = monkeypatch.setenv
         self.launched: list[ServerProcesses] = []
@@ -116,7 +118,8 @@ class Supervised:
     def begin(self, **changes: Any) -> None:
         """Let a supervisor begin."""
         self.stop = StopRequest()
-        supervisor = Supervisor(self.options(**changes), self.stop)
+        emptying = Emptying(self.redis, server=f"http://test:{self.port}", name=NAME)
+        supervisor = Supervisor(self.options(**changes), self.stop, emptying)
         self.task = asyncio.create_task(supervisor.run())
 
     async def until(self, condition: Callable[[ServerRecord], bool], what: str) -> ServerRecord:

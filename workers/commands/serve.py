@@ -1,6 +1,7 @@
 """`workers serve`: a supervised SGLang server on each of some GPUs."""
 
 import asyncio
+import logging
 import os
 import signal
 from pathlib import Path
@@ -8,21 +9,26 @@ from types import FrameType
 
 import click
 
-from common.errors import UsageError
+from common import connect
+from common.address import resolve_redis
+from common.errors import HeadraceError, UsageError
 from common.logs import set_up_logs
 from common.options import LOG_LEVEL
 from common.secrecy import hide
 from common.stops import on_stop, warn_of_shell
 from workers.node.processes import Child, own_command, supervise, watched_by
 from workers.node.stop_request import BY_PARENT, StopRequest
-from workers.options import FIRST_PORT, group_name, parse_gpus, this_host
+from workers.options import FIRST_PORT, group_name, parse_gpus, slots_server, this_host
 from workers.servers.book import only_supervisor
+from workers.servers.emptying import Emptying
 from workers.servers.launch_line import API_KEY, DEFAULT_STRATEGY, STRATEGIES, VISIBLE, shown
 from workers.servers.plan import ServeOptions, plan_launch
 from workers.servers.supervisor import Supervisor
 from workers.timing import timing_from_environment
 
-KILL_S = 30.0
+log = logging.getLogger(__name__)
+
+KILL_S = 60.0
 """What a supervisor needs beyond --drain-limit to end its server whole."""
 
 GIGABYTE = 1e9
@@ -97,6 +103,12 @@ GIGABYTE = 1e9
     help="Launch a server anew that has given no token by then.  [default: wait]",
 )
 @click.option("--print-command", is_flag=True, help="Print what would be launched, and end.")
+@click.option(
+    "--redis",
+    metavar="URL",
+    help="Where worker groups are told before a server is ended on purpose, so that nothing is "
+    "open there.  [default: HEADRACE_REDIS, RQ_REDIS_URL, else nobody is told]",
+)
 @LOG_LEVEL
 @click.argument("arguments", nargs=-1, metavar="[-- SGLANG'S OWN FLAGS]")
 def serve(
@@ -113,6 +125,7 @@ def serve(
     drain_limit_s: float,
     start_limit_s: float | None,
     print_command: bool,
+    redis: str | None,
     log_level: str,
     arguments: tuple[str, ...],
 ) -> None:
@@ -158,7 +171,7 @@ def serve(
         for options in all_options:
             _print(options)
         return
-    raise SystemExit(_serve_all(all_options, tp=tp, log_level=log_level))
+    raise SystemExit(_serve_all(all_options, redis=redis, tp=tp, log_level=log_level))
 
 
 def _port(first: int | None, gpu: int, first_gpu: int) -> int:
@@ -176,17 +189,19 @@ def _print(options: ServeOptions) -> None:
     click.echo(shown(plan.line.arguments, environment, with_key=plan.key))
 
 
-def _serve_all(all_options: list[ServeOptions], *, tp: int, log_level: str) -> int:
+def _serve_all(
+    all_options: list[ServeOptions], *, redis: str | None, tp: int, log_level: str
+) -> int:
     set_up_logs(log_level)
     warn_of_shell()
     if len(all_options) == 1:
-        return _serve(all_options[0])
+        return _serve(all_options[0], redis)
     # What no server can be launched with is said once, before there are any.
     plan_launch(all_options[0])
-    return _serve_each(all_options, tp=tp, log_level=log_level)
+    return _serve_each(all_options, redis=redis, tp=tp, log_level=log_level)
 
 
-def _serve(options: ServeOptions) -> int:
+def _serve(options: ServeOptions, redis: str | None) -> int:
     stop = StopRequest()
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -199,11 +214,26 @@ def _serve(options: ServeOptions) -> int:
     signal.signal(BY_PARENT, on_signal)
     with only_supervisor(options):
         # Not uvloop: what is asked of the loop is looked at a few times a second.
-        asyncio.run(Supervisor(options, stop).run())
+        asyncio.run(Supervisor(options, stop, _emptying(options, redis)).run())
     return 128 + stop.signal if stop.signal is not None else 0
 
 
-def _serve_each(all_options: list[ServeOptions], *, tp: int, log_level: str) -> int:
+def _emptying(options: ServeOptions, redis: str | None) -> Emptying:
+    """Prepare to tell worker groups; a server needs no Redis, so one that is away ends nothing."""
+    url = redis or os.environ.get("RQ_REDIS_URL")
+    client = None
+    if url:
+        try:
+            client = connect.client_for(resolve_redis(url, create=False))
+        except HeadraceError as error:
+            log.warning("%s: worker groups will not be told of its ends: %s", options.name, error)
+    server = slots_server(f"http://127.0.0.1:{options.port}", this_host())
+    return Emptying(client, server=server, name=options.name)
+
+
+def _serve_each(
+    all_options: list[ServeOptions], *, redis: str | None, tp: int, log_level: str
+) -> int:
     children = [
         Child(
             options.name,
@@ -211,7 +241,8 @@ def _serve_each(all_options: list[ServeOptions], *, tp: int, log_level: str) -> 
                 *own_command("serve", *_arguments(options, tp=tp), "--log-level", log_level),
                 *("--", *options.arguments),
             ],
-            env=os.environ,
+            # The address may hold a password, and arguments can be read by everybody.
+            env={**os.environ, "HEADRACE_REDIS": redis} if redis else os.environ,
         )
         for options in all_options
     ]

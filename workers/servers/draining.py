@@ -56,8 +56,9 @@ async def drain(
             if load is not None and (last is None or load.moved_since(last)):
                 moved_s = now_s
             last = load or last
-            open_now = load is None or bool(load.running or load.queued)
-            idle_s = None if open_now else idle_s or now_s
+            # Once it has closed its port it tells nothing more.
+            if load is not None:
+                idle_s = None if load.running or load.queued else idle_s or now_s
         if idle_s is not None and now_s - idle_s >= IDLE_S:
             return "it holds nothing and does not end"
         if idle_s is None and now_s - moved_s >= STALL_S:

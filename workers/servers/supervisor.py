@@ -25,6 +25,7 @@ from workers.client.sglang import SGLangClient
 from workers.node.stop_request import StopRequest
 from workers.servers.book import Book
 from workers.servers.draining import drain
+from workers.servers.emptying import Emptying
 from workers.servers.got import got
 from workers.servers.last_words import LastWords, last_words
 from workers.servers.launching import Launcher
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.2
 SELDOM_S = 15.0
 """Between two looks at memory and at who writes the log."""
+
+LEAST_DRAIN_S = 15.0
+"""What an emptied server gets to end by itself: it looks every 5 s whether it may."""
 
 
 class End(Enum):
@@ -68,11 +72,13 @@ class Supervisor:
     Args:
         options: What it is told.
         stop: Whether it is to end.
+        emptying: Tells its worker groups before it is ended on purpose.
     """
 
-    def __init__(self, options: ServeOptions, stop: StopRequest) -> None:
+    def __init__(self, options: ServeOptions, stop: StopRequest, emptying: Emptying) -> None:
         self._options = options
         self._stop = stop
+        self._emptying = emptying
         self._restarts = Restarts()
         self._book = Book(options)
         self._launcher = Launcher(options, self._book)
@@ -226,13 +232,9 @@ class Supervisor:
             self._book.tell("draining", end.value)
             log.info("%s: draining: %s", name, end.value)
             if self._ready_s is not None:
-                why = await drain(
-                    processes, client, limit_s=self._options.drain_limit_s,
-                    hurried=self._stop.hurried.is_set,
-                )  # fmt: skip
-                if why:
-                    log.warning("%s: ending the server at once: %s", name, why)
+                await self._drain(end, processes, watch, client)
             await self._launcher.end(processes)
+            await self._emptying.lift()
             if end is End.ORDER:
                 self._restarts = Restarts()
             return end
@@ -241,6 +243,17 @@ class Supervisor:
         if end is End.UNUSABLE:
             raise ServerUnusableError(f"{name}: {self._why}")
         return await self._after_fault(self._words(end, processes, watch)) or end
+
+    async def _drain(
+        self, end: End, processes: ServerProcesses, watch: ServerWatch, client: SGLangClient
+    ) -> None:
+        limit_s, hurried = self._options.drain_limit_s, self._stop.hurried.is_set
+        began_s = time.monotonic()
+        await self._emptying.empty(end.value, limit_s=limit_s, hurried=hurried, quiet=watch.quiet)
+        left_s = max(LEAST_DRAIN_S, limit_s - (time.monotonic() - began_s))
+        why = await drain(processes, client, limit_s=min(limit_s, left_s), hurried=hurried)
+        if why:
+            log.warning("%s: ending the server at once: %s", self._options.name, why)
 
     def _words(self, end: End, processes: ServerProcesses, watch: ServerWatch) -> LastWords:
         if end is End.HUNG:
