@@ -17,7 +17,7 @@ from tests.support.watching import exit_code
 
 SCRIPTS = sorted(SLURM.glob("*.sbatch"))
 NODE, QUEUE = SLURM / "node.sbatch", SLURM / "queue.sbatch"
-LEAVES_S = 120
+LEAVES_S = 140
 """What servers and a sink may take after open requests have ended; Slurm signals up to 60 s early,
 never late."""
 
