@@ -184,8 +184,7 @@ def _of_room(seen: Seen) -> Iterator[str]:
     for kind in sorted({(group.binds, group.strategy, group.better) for group in full}, key=str):
         alike = [g for g in full if (g.binds, g.strategy, g.better) == kind]
         more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
-        how = f" (workers restart --strategy {kind[2]})" if kind[2] else ""
-        yield f"{alike[0].group}{more}: {alike[0].sizing}; {alike[0].advice}{how}"
+        yield f"{alike[0].group}{more}: {alike[0].sizing}; {alike[0].advice}"
 
 
 def _is_full(group: GroupFigures) -> bool:

@@ -184,7 +184,7 @@ def test_independent_prompts_are_advised_to_do_without_the_prefix_cache_at_its_p
     found = diagnose(JOB, shape=QWEN3_NEXT, prompts=Prompts(tokens=3_250, cached_share=0.0))
 
     assert found.advice.startswith("no_radix gives about 149 on the same memory (no_buffer 75)")
-    assert "--max-running-requests 149" in found.advice
+    assert "`workers restart --strategy no_radix -- --max-running-requests 149`" in found.advice
     assert "no prefix is found" in found.advice
     # The memory holds them: one state and 3,250 tokens each.
     memory = 160 * 77_266_944 + 450_000 * 24_576
@@ -197,8 +197,8 @@ def test_prompts_that_share_prefixes_are_not_advised_to_do_without_the_cache() -
 
         assert "no_radix" not in found.advice
         assert found.advice == (
-            "about 50 would fit into the same memory, split otherwise, with "
-            "--max-mamba-cache-size 250"
+            "about 50 would fit into the same memory, split otherwise: "
+            "`workers restart -- --max-mamba-cache-size 250`"
         )
 
 
@@ -245,7 +245,12 @@ def test_the_real_server_with_twelve_states_is_diagnosed_in_words() -> None:
     assert found.words == (
         "4 requests at once: the mamba pool binds (12 states, 3 a request), 32 were asked for"
     )
-    assert found.advice.startswith("no_radix gives up to 12 on the same memory")
+    # The pool's size was asked for, and would stand.
+    assert found.advice.startswith(
+        "no_radix gives up to 12 on the same memory (extra_buffer 2, extra_buffer_lazy 3): "
+        "`workers restart --strategy no_radix -- --max-running-requests 12 "
+        "--max-mamba-cache-size 12`"
+    )
     assert slots(found) == {
         "no_buffer": 4,
         "extra_buffer": 2,
@@ -332,7 +337,9 @@ def test_a_number_that_was_asked_for_below_what_fits_is_named_first() -> None:
     found = diagnose(told)
 
     assert found.binds == "requested"
-    assert found.advice == ("ask for more with --max-running-requests: its memory holds up to 32")
+    assert found.advice == (
+        "its memory holds up to 32, ask for more: `workers restart -- --max-running-requests 32`"
+    )
 
 
 def test_slots_beyond_the_captured_graphs_are_warned_of() -> None:
@@ -391,7 +398,7 @@ def test_a_server_without_radix_cache_is_told_what_its_memory_holds() -> None:
     assert found.advice == ""  # about 119: no gain that is worth a restart
     fuller = msgspec.structs.replace(told, states=60, asked=60, cap=60)
     assert diagnose(fuller, shape=QWEN3_NEXT, prompts=Prompts(tokens=3_250)).advice == (
-        "ask for more with --max-running-requests: its memory holds about 99"
+        "its memory holds about 99, ask for more: `workers restart -- --max-running-requests 99`"
     )
 
 

@@ -569,7 +569,7 @@ def test_full_servers_that_could_hold_more_are_told_of_once_with_the_command() -
     (warning,) = figures(counts(), groups=groups)["warnings"]
     assert warning == (
         "gpu0@h and 2 more: 32 requests at once: the mamba pool binds (160 states, 5 a request); "
-        "no_radix gives about 149 (workers restart --strategy no_radix)"
+        "no_radix gives about 149"
     )
 
 

@@ -105,7 +105,9 @@ def diagnose(
     )
     words = _words(found, facts, prompts)
     better = _better(found, prompts)
-    advice = _to_change(found, facts, prompts, better) if better else _advice(found, prompts)
+    advice = (
+        _to_change(found, facts, prompts, better) if better else _advice(found, facts, prompts)
+    )
     return msgspec.structs.replace(
         found, words=words, advice=advice, better=better.strategy if better else None
     )
@@ -206,7 +208,7 @@ def _words(found: Diagnosis, facts: ServerFacts, prompts: Prompts) -> str:
     return f"{told}: {why}"
 
 
-def _advice(found: Diagnosis, prompts: Prompts) -> str:
+def _advice(found: Diagnosis, facts: ServerFacts, prompts: Prompts) -> str:
     """Say what to do where no other strategy is advised."""
     cap = found.cap or 0
     if found.binds == "KV pool" and found.fits is not None:
@@ -216,15 +218,14 @@ def _advice(found: Diagnosis, prompts: Prompts) -> str:
         )
     mine = _mine(found)
     if found.binds == "requested" and mine and _gains(mine.most, cap):
-        resize = _asks_for(mine) if mine.strategy != "no_radix" else ""
         return (
-            "ask for more with --max-running-requests: its memory holds "
-            f"{_about(prompts)} {mine.most:,}{resize}"
+            f"its memory holds {_about(prompts)} {mine.most:,}, ask for more: "
+            f"{_restart(mine, facts)}"
         )
     if found.binds == "mamba pool" and mine and mine.resized and _gains(mine.resized, cap):
         return (
-            f"about {mine.resized:,} would fit into the same memory, split otherwise"
-            f"{_asks_for(mine)}"
+            f"about {mine.resized:,} would fit into the same memory, split otherwise: "
+            f"{_restart(mine, facts)}"
         )
     return ""
 
@@ -248,8 +249,8 @@ def _to_change(found: Diagnosis, facts: ServerFacts, prompts: Prompts, better: O
     others = _others(found.options, better.strategy, but=found.strategy)
     return (
         f"{better.strategy} gives {_about(prompts)} {better.most:,} on the same memory"
-        f"{f' ({others})' if others else ''}{_asks_for(better)}{_graphs(better, facts)}; its "
-        f"price: {better.price}"
+        f"{f' ({others})' if others else ''}: {_restart(better, facts)}{_graphs(better, facts)}; "
+        f"its price: {better.price}"
     )
 
 
@@ -266,12 +267,22 @@ def _graphs(option: Option, facts: ServerFacts) -> str:
     return f" (above {limit:,} it decodes without captured graphs: raise --cuda-graph-max-bs too)"
 
 
-def _asks_for(option: Option) -> str:
+def _restart(option: Option, facts: ServerFacts) -> str:
+    """Give the command that changes servers of ours, and with it the flags of any other."""
+    words = ["workers restart"]
+    if option.strategy != facts.strategy:
+        words.append(f"--strategy {option.strategy}")
+    flags, states = [], option.states
     if option.strategy == "no_radix":
-        return f", with --max-running-requests {option.slots}"
-    if option.states is not None:
-        return f", with --max-mamba-cache-size {option.states}"
-    return ""
+        # A size of the pool that was asked for would stand in the way of the number of requests.
+        states = option.most if facts.asked_states is not None else None
+    if option.strategy == "no_radix" or (
+        facts.asked is not None and facts.asked < (option.most or 0)
+    ):
+        flags.append(f"--max-running-requests {option.most}")
+    if states is not None:
+        flags.append(f"--max-mamba-cache-size {states}")
+    return f"`{' '.join([*words, *(['--', *flags] if flags else [])])}`"
 
 
 def _others(options: list[Option], best: Strategy, *, but: Strategy | None = None) -> str:
