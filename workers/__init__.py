@@ -12,6 +12,7 @@ way back. Its lease is renewed until it has left them all.
       endings returns              where a job goes that leaves its slot
       finisher turnkeeper          results, turns to Redis
       keeper aborts lives rids     slots, leases, reaping, takeover
+      zombies                      what dead processes left at the server, ended and checked
       draining emptying            what it does while its server is drained
       showing telemeter            figures and samples to Redis
       marking sizing caretaker     what marks itself; room of the server; what idle ones do

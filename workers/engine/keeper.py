@@ -22,6 +22,7 @@ from workers.engine.desk import Bell
 from workers.engine.endings import Endings
 from workers.engine.lives import process_start
 from workers.engine.rids import possible_rids
+from workers.engine.zombies import Zombies
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Keeper:
         self._bell = Bell()
         self._looked_s = float("-inf")
         self._endings = endings
+        self._zombies = Zombies(core)
         self._granted = 0
         self._deadline_s = 0.0
         self._held_since_s = float("inf")
@@ -112,6 +114,7 @@ class Keeper:
             await asyncio.sleep(self._timing.reap_every_s)
             try:
                 await self._reap("")
+                await self._zombies.look()
             except RedisUnusableError:
                 continue
 
@@ -295,6 +298,7 @@ class Keeper:
             most = int(json.loads(holder.about).get("most", holder.slots))
             rids = possible_rids(holder.rid_prefix, most)
             await abort_all(self._core.client, rids, limit_s=TAKE_OVER_ABORT_S)
+            self._zombies.note(holder.rid_prefix, most)
 
     def _is_dead(self, holder: Holder) -> bool:
         about = json.loads(holder.about)
