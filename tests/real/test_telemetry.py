@@ -94,9 +94,9 @@ def test_pages_and_log_tell_the_same_of_a_real_server(
     assert (log.load.cap, sides.log.log.mamba_states is not None) == (cap, True)
     assert pages.load.cap in {cap, None}
     assert log.load.running is not None
-    assert pages.load.running is not None
     assert 0.5 * cap <= log.load.running <= cap
-    assert 0.5 * cap <= pages.load.running <= cap
+    # Between a prefill and the next report 0.5.12 shows only what ran beside the prefill.
+    assert max(load.running or 0 for load in sides.loads) == cap
     assert log.load.mamba_usage == pytest.approx(pages.load.mamba_usage or -1.0, abs=0.3)
     assert log.gen_tokens_per_s == pytest.approx(pages.gen_tokens_per_s or -1.0, rel=0.35)
     # What its counter moved by while it was watched, whoever counts.

@@ -116,6 +116,9 @@ SHAPES: dict[str, dict[str, object]] = {
     "[2026-01-01 10:00:00] Decode batch, #running-req: 2, #token: 9, token usage: 0.30, "
     "pre-allocated usage: 0.90, #prealloc-req: 4, #transfer-req: 3, #retracted-req: 2, cuda "
     "graph: True, gen throughput (token/s): 5.00, #queue-req: 1": {"running": 2, "queued": 1},
+    # whose blanks at the end somebody has taken away
+    "[2025-10-24 10:00:00] Prefill batch [1201], #new-seq: 4, #new-token: 8192, #cached-token: 0, "
+    "token usage: 0.01, #running-req: 3, #queue-req: 9,": {"queued": 9, "running": 3},
     # older still
     "[2025-06-01 10:00:00 TP0] Decode batch. #running-req: 2, #token: 9, token usage: 0.30, cuda "
     "graph: True, gen throughput (token/s): 5.00, #queue-req: 1": {"running": 2, "queued": 1},
@@ -357,6 +360,19 @@ def test_no_figure_that_is_read_is_one_that_cannot_be(
         usages = [found.token_usage, found.mamba_usage]
         assert all(count >= 0 for count in counts if count is not None)
         assert all(0 <= usage <= 1 for usage in usages if usage is not None)
+
+
+def test_of_a_line_of_any_length_only_its_beginning_is_looked_at() -> None:
+    head, field = f"{STAMP}Decode batch, #running-req: 7, ", "x: 1, "
+    most = (MOST_BYTES - len(head)) // len(field) - 10
+
+    def queued(fields: int) -> int | None:
+        found = parse_line(f"{head}{field * fields}#queue-req: 3, y: 1".encode())
+        assert isinstance(found, Batch)
+        assert found.running == 7
+        return found.queued
+
+    assert (queued(most), queued(most + 20), queued(1_000_000)) == (3, None, None)
 
 
 @pytest.mark.parametrize(

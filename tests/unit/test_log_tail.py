@@ -12,6 +12,7 @@ from workers.servers.log_tail import (
     FIRST_READ_BYTES,
     MOST_READ_BYTES,
     SEARCH_BYTES,
+    START_BEFORE_BYTES,
     LogTail,
     Noted,
 )
@@ -164,7 +165,7 @@ def test_a_text_that_only_looks_like_a_start_does_not_end_the_search(
     path: Path, tail: LogTail
 ) -> None:
     add(path, *START)
-    add(path, *[ACCESS] * 2000)
+    add(path, *[ACCESS] * (2 * START_BEFORE_BYTES // len(ACCESS)))
     add(path, f"{ACCESS} max_total_num_tokens=7, max_running_requests=3, context_len=1")
     add(path, *[ACCESS] * (FIRST_READ_BYTES // len(ACCESS)))
 
@@ -202,6 +203,7 @@ def test_what_is_no_file_of_its_own_is_no_log(path: Path, tail: LogTail, kind: s
     else:
         path.symlink_to({"device": "/dev/zero", "dangling": "nowhere"}.get(kind, path.name))
     assert tail.read() == []
+    assert tail._file is None
 
     path.rmdir() if kind == "directory" else path.unlink()
     add(path, decode(1))

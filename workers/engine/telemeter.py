@@ -44,8 +44,11 @@ class Telemeter:
         self._tail = LogTail(core.options.find_log)
         self._reading = RedisDesk("log")
         self._sampling = RedisDesk("telemetry")
-        # uid of each run of which a prompt was held since the last sample.
+        # uid of each run of which a prompt was held since the last sample; those that were before,
+        # when there were any; and what was completed by the last sample.
         self._served: set[str] = set()
+        self._last: set[str] = set()
+        self._completed = 0
         self._failed = False
 
     async def run(self) -> None:
@@ -77,11 +80,15 @@ class Telemeter:
         holdings = self._core.holdings
         self._served.update(job.claim.uid for job in holdings.open.values())
         self._served.update(ready.claim.uid for ready in holdings.ready)
+        self._served.update(result.uid for result in holdings.unsent.values())
 
     def _made(self) -> Sample:
         self._look()
-        runs = dict.fromkeys(self._served, 0)
-        self._served.clear()
+        figures = self._figures()
+        # Quick answers may all come and go between two looks.
+        served = self._served or (self._last if figures.completed > self._completed else set())
+        self._served, self._last, self._completed = set(), served or self._last, figures.completed
+        runs = dict.fromkeys(served, 0)
         for job in self._core.holdings.open.values():
             runs[job.claim.uid] = runs.get(job.claim.uid, 0) + 1
         now = self._core.watch.telemetry.figures(time.monotonic())
@@ -93,7 +100,7 @@ class Telemeter:
             prefill_tokens_per_s=now.prefill_tokens_per_s,
             counted_by=now.load.counted_by,
         )
-        return sample_of(self._figures(), counters, runs=runs, dropped=self.dropped)
+        return sample_of(figures, counters, runs=runs, dropped=self.dropped)
 
     def _add(self, sample: Sample) -> bool:
         """Give Redis a sample, in the desk's thread; whatever it says, nobody is told."""

@@ -229,7 +229,7 @@ class _Search:
     def step(self, file: _File) -> list[LogLine]:
         """Search one piece more; gives the lines of the start once it is found."""
         begin = max(self._end - SEARCH_BYTES, 0)
-        piece = os.pread(file.fd, self._end - begin + len(_SUMMARY), begin)
+        piece = os.pread(file.fd, self._end - begin + len(_SUMMARY) - 1, begin)
         at = piece.rfind(_SUMMARY)
         if at < 0:
             self._end = begin
