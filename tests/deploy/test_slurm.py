@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,13 +12,19 @@ import redis
 
 from common import connect
 from tests.support.deployed import DEPLOY, SLURM, call, tool
+from tests.support.fleet import Fleet, write_prompts
 from tests.support.redis_server import binary_of
 from tests.support.server_process import ServerProcess, free_port, wait_until
-from tests.support.watching import exit_code
+from tests.support.up_node import environment
+from tests.support.watching import exit_code, open_now
+from workers.commands.serve import KILL_S
+from workers.node.processes import KILL_MARGIN_S
+
+pytestmark = pytest.mark.timeout(300)
 
 SCRIPTS = sorted(SLURM.glob("*.sbatch"))
 NODE, QUEUE = SLURM / "node.sbatch", SLURM / "queue.sbatch"
-LEAVES_S = 140
+LEAVES_S = 60.0 + KILL_S + 2 * KILL_MARGIN_S
 """What servers and a sink may take after open requests have ended; Slurm signals up to 60 s early,
 never late."""
 
@@ -35,6 +42,9 @@ trap 'echo told >>calls; sleep 1; exit 143' TERM
 echo up >>calls
 while [ ! -e ended ]; do sleep 0.05; done
 exit "$(cat ended)"
+"""
+REAL_WORKERS = f"""#!/bin/sh
+exec {sys.executable} -m workers "$@"
 """
 SCONTROL = """#!/bin/sh
 echo "scontrol $*" >>calls
@@ -188,6 +198,45 @@ def test_several_nodes_do_not_share_a_redis_of_one(run: Run) -> None:
     assert node.wait_end() == 2
     assert node.calls() == []
     assert "queue.sbatch" in node.process.log.read_text()
+
+
+def test_a_job_serves_a_run_by_workers_up_until_it_is_told_and_then_to_its_end(
+    tmp_path: Path,
+) -> None:
+    prompts = write_prompts(tmp_path / "job.jsonl", 24)
+    with Fleet(tmp_path, latency="fixed:0.5", cap=4) as fleet:
+        (tmp_path / "bin").mkdir()
+        for name, text in (("workers", REAL_WORKERS), ("scontrol", SCONTROL)):
+            (tmp_path / "bin" / name).write_text(text)
+            (tmp_path / "bin" / name).chmod(0o755)
+        (tmp_path / "headrace.toml").write_text(
+            f'[workers.up]\nattach = "{fleet.simulator.ports[0]}"\n'
+        )
+        given = environment(fleet)
+        settings = {name: given[name] for name in given if name.startswith(("HEADRACE", "PYTHON"))}
+        fleet.enqueue(prompts)
+
+        first = Job(tmp_path, NODE, RUN="job", CUDA_VISIBLE_DEVICES="0", **settings)
+        fleet.processes["job"] = first.process
+        fleet.wait(lambda: open_now(fleet) >= 4, "open requests")
+        first.process.send(signal.SIGUSR1)
+        wait_until(lambda: not first.process.alive(), "its end", 90)
+        stopped = fleet.counts("job")
+        assert exit_code(first.process) == 143
+        assert first.calls() == ["scontrol requeue 77"]
+        assert (stopped.in_flight, stopped.failed) == (0, 0)
+        assert stopped.completed == fleet.prompt_requests(), "what was open came to its end"
+        assert stopped.completed < 24
+
+        again = Job(tmp_path, NODE, RUN="job", CUDA_VISIBLE_DEVICES="0", **settings)
+        fleet.processes["job"] = again.process
+        wait_until(lambda: not again.process.alive(), "the end of the run", 90)
+        del fleet.processes["job"]
+
+        assert exit_code(again.process) == 0
+        assert (fleet.counts("job").completed, fleet.prompt_requests()) == (24, 24)
+        assert again.calls() == ["scontrol requeue 77"]
+        fleet.verify("job")
 
 
 # --- Redis as a job ------------------------------------------------------------------------------

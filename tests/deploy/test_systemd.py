@@ -1,5 +1,6 @@
 """The units of deploy/systemd: read by systemd, and their commands run as it would run them."""
 
+import json
 import os
 import re
 import shutil
@@ -14,9 +15,13 @@ from common.queue import Groups
 from tests.support import deployed
 from tests.support.deployed import BIN, SYSTEMD, Unit
 from tests.support.fleet import Fleet, write_prompts
-from tests.support.server_process import ServerProcess, wait_until
+from tests.support.server_process import ServerProcess, free_port, wait_until
 from tests.support.skips import skip_cannot_run
+from tests.support.supervised import HYBRID, marked
+from tests.support.up_node import environment
 from tests.support.watching import exit_code, open_now
+from workers.servers.records import ServerRecord, read_record
+from workers.simulator.environment import simulated_python
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -138,6 +143,65 @@ def test_worker_group_and_sink_run_by_their_units_and_end_as_told(tmp_path: Path
         for name, process in (("headrace-group@", group), ("headrace-sink", sink)):
             code = exit_code(process)
             assert code in units[f"{name}.service"].codes("SuccessExitStatus"), name
+
+
+def test_a_server_runs_by_its_unit_and_is_taken_over_by_its_next_life(tmp_path: Path) -> None:
+    unit = deployed.units()["headrace-server@.service"]
+    python, model = simulated_python(tmp_path / "sim"), tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(HYBRID))
+    toml = f'[workers.serve]\nmodel = "{model}"\npython = "{python}"\nport = {free_port()}\n'
+    with Fleet(tmp_path) as fleet:
+        env = {**settings(fleet, tmp_path, toml), **environment(fleet)}
+        env |= {"HEADRACE_SIM_LOAD": "0", "HEADRACE_SIM_SPEED": "50"}
+        env |= {"HEADRACE_SIM_LOG": str(tmp_path / "requests")}
+
+        def ready(by: ServerProcess) -> ServerRecord | None:
+            assert by.alive(), by.tail()
+            found = read_record(tmp_path / "state", f"gpu0@{env['HEADRACE_HOST']}")
+            good = found and found.supervisor.pid == by.pid and found.state == "ready"
+            return found if good else None
+
+        try:
+            first = run_unit(unit, "0", tmp_path, env)
+            wait_until(lambda: ready(first) is not None, "a server", LIMIT_S)
+            before = ready(first)
+            # KillMode=process: the server is left.
+            first.kill()
+            again = run_unit(unit, "0", tmp_path, env)
+            wait_until(lambda: ready(again) is not None, "the server again", LIMIT_S)
+            after = ready(again)
+            assert before is not None
+            assert after is not None
+            assert before.server == after.server
+
+            again.send(signal.SIGTERM)
+            wait_until(lambda: not again.alive(), "its end", LIMIT_S)
+
+            assert exit_code(again) in unit.codes("SuccessExitStatus")
+            assert marked(tmp_path) == []
+        finally:
+            for process in marked(tmp_path):
+                process.kill()
+
+
+def test_a_node_runs_by_its_unit(tmp_path: Path) -> None:
+    unit = deployed.units()["headrace-node.service"]
+    prompts = write_prompts(tmp_path / "job.jsonl", 30)
+    with Fleet(tmp_path, latency="fixed:0.05", cap=4) as fleet:
+        toml = f'[workers.up]\nattach = "{fleet.simulator.ports[0]}"\ngpu = "0"\n'
+        env = {**settings(fleet, tmp_path, toml), **environment(fleet)}
+        fleet.enqueue(prompts)
+
+        node = run_unit(unit, "", tmp_path, env)
+        fleet.processes["node"] = node
+        fleet.wait_done(RUN)
+        node.send(signal.SIGTERM)
+        wait_until(lambda: not node.alive(), "its end", LIMIT_S)
+        del fleet.processes["node"]
+
+        assert exit_code(node) in unit.codes("SuccessExitStatus")
+        assert (fleet.counts(RUN).completed, len(fleet.rows())) == (30, 30)
 
 
 def test_headrace_do_calls_a_command_with_the_settings_of_the_units(tmp_path: Path) -> None:
