@@ -11,6 +11,7 @@ Between any two of them this process may die: the drain runs out, and the order 
 """
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -35,11 +36,16 @@ LOOK_S = 0.2
 WATCHED_S = 60.0
 """How long a supervisor that died may take to be there again."""
 
+REFILL_LOOK_S = 0.5
 AT_WORK_S = 120.0
 SETTLED_S = 10.0
 FULL_SHARE = 0.9
 INTERRUPTED = 130
 AGAIN = "the same call again goes on"
+
+
+# The machine's addresses are looked at for each name, and names are compared many times.
+_named = functools.cache(slots_server)
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,9 +244,7 @@ class ServerRestart:
         except RedisUnusableError:
             return {}
         return {
-            each.epoch: each
-            for each in fresh
-            if slots_server(each.server, each.host) == self._server
+            each.epoch: each for each in fresh if _named(each.server, each.host) == self._server
         }
 
     def _until_at_work(self, record: ServerRecord, before: dict[str, GroupFigures]) -> None:
@@ -272,7 +276,7 @@ class ServerRestart:
             if time.monotonic() - grown_s > SETTLED_S:
                 return  # there is not more to do
             self._say("refilling", f"{open_now} of {bound} open")
-            self._stop.wait(LOOK_S)
+            self._stop.wait(REFILL_LOOK_S)
 
     def _go_on(self) -> None:
         if self._stop.is_set():
