@@ -124,6 +124,12 @@ Decisions (2026-11-30):
 * An answer's text is looked at where it comes in: a loop at its end is found exactly, in 2 us for
   4 KB; near-loops would take compression at 150 times that. Equal answers are those of the last
   4,096 of the same process.
+* What a request holds of a KV pool is measured while its server is full, and told once it has
+  stopped growing: answers that have come say less, since short ones come first.
+* Doing without the radix cache is advised where the server's own counters do not show that a fifth
+  of the prompts' tokens come from it. `best` gives a model without states no strategy at all.
+* `workers doctor` tries things rather than reading about them, each part in a thread with a limit:
+  a part that hangs is a fault, and hides no other.
 * Token ids are those that the server tells of its own request, whole answer by whole answer: a
   server too old for that gets no job of the run, and ids that do not fit `usage` cost an attempt.
   Tokenising anew, or asking /generate in place of chat, could give another sequence than the one
