@@ -66,12 +66,20 @@ async def test_a_server_whose_scheduler_is_killed_is_launched_anew(
         assert len(world.servers()) == 1
 
 
+@pytest.mark.parametrize(
+    ("version", "number"),
+    [
+        ("0.5.23", signal.SIGSTOP),
+        # Before 0.5.10 a server outlives its scheduler, and answers nothing.
+        ("0.5.9", signal.SIGKILL),
+    ],
+)
 async def test_a_server_that_hangs_is_launched_anew_though_nobody_asks_it_for_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, number: signal.Signals
 ) -> None:
-    async with supervised(tmp_path, monkeypatch, timing=QUICK) as world:
+    async with supervised(tmp_path, monkeypatch, version, timing=QUICK) as world:
         first = await world.ready()
-        scheduler_of(pid_of(first)).send_signal(signal.SIGSTOP)
+        scheduler_of(pid_of(first)).send_signal(number)
         second = await world.ready(after=pid_of(first))
         assert second.restarts >= 1
         assert any("no progress" in record.detail for record in world.seen)
