@@ -82,8 +82,7 @@ def next_lines(
     ours = shlex.quote(given) if given and given.startswith("embedded:") else url
     return [
         *_how_to_set(outcome.redis, url),
-        f"workers start --gpu 0 --redis {ours}",
-        f"workers sink --redis {ours}",
+        f"workers up --attach 30000 --redis {ours}  # 30000-30007 beside eight servers",
         f"producer status {outcome.run} --redis {ours}",
         *_how_to_go_on(outcome.run, ours, pilot, limit_from=limit_from),
         f"rq info -u {url} {outcome.run}",

@@ -1,8 +1,9 @@
 """The main job in two minutes, on this machine: `make demo`.
 
-Real parts throughout: a Valkey with its append-only file, two simulated SGLang servers on
-loopback, two worker groups, a sink, a directory as output. Half-way one worker group is killed
-with SIGKILL; at the end `producer verify` proves that nothing was lost or doubled.
+Real parts throughout: a Valkey with its append-only file; `workers up` with two simulated SGLang
+servers on loopback, which it launches as it launches real ones, two worker groups and a sink; a
+directory as output. Half-way one worker group is killed with SIGKILL and started again; at the end
+`producer verify` proves that nothing was lost or doubled.
 """
 
 import gzip
@@ -37,7 +38,7 @@ BAR = 20
 SHOW_EVERY_S = 5.0
 _shown_s = [0.0]
 
-Processes = list["subprocess.Popen[bytes]"]
+Process = subprocess.Popen[bytes]
 
 _TOPICS = ("tides", "compilers", "sourdough", "glaciers", "chess", "bridges", "bees", "jazz")
 _ASKS = ("Explain {} to a child", "Name three facts about {}", "Write a short poem about {}")
@@ -51,52 +52,40 @@ def main() -> int:
     output = FOLDER / "out"
     os.environ["HEADRACE_REDIS"] = redis_url
     os.environ["HEADRACE_STATE_DIR"] = str(FOLDER / "state")
+    os.environ["HEADRACE_LOG_DIR"] = str(FOLDER / "sglang_logs")
+    # Beside whatever else of Headrace runs on this machine.
+    os.environ["HEADRACE_HOST"] = "demo"
+    os.environ["HEADRACE_SIM_LATENCY"] = "lognormal:1.5:0.8"
+    os.environ["HEADRACE_BATCH_SECONDS"] = "5"
+    os.environ["HEADRACE_FIRST_BATCH_SECONDS"] = "2"
 
     say(
         "1. Put the prompts into Redis (again later: the same command queues only what is missing)"
     )
     call("producer", "enqueue", str(prompts), "--output", str(output), "--max-tokens", "256")
 
-    say("2. Start two simulated GPUs, a worker group beside each, and the sink")
-    started = [
-        start(
-            "workers",
-            "simulate",
-            "--servers",
-            "2",
-            "--port",
-            str(FIRST_PORT),
-            "--cap",
-            "48",
-            "--latency",
-            "lognormal:0.9:0.8",
-        ),
-        *(start_group(gpu) for gpu in (0, 1)),
-        start("workers", "sink", "--batch-seconds", "5", "--first-batch-seconds", "2"),
-    ]
+    say("2. Start a whole node: two simulated GPUs, a server and a worker group each, and a sink")
+    node = start("workers", "up", "--simulate", "2", "--port", str(FIRST_PORT), "--ramp", "30")
     try:
-        return drive(started, resolve_redis(redis_url), output)
+        return drive(node, resolve_redis(redis_url), output)
     finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.wait()
+        node.terminate()
+        node.wait()
         stop_embedded(FOLDER / "redis")
 
 
-def drive(started: Processes, redis_url: str, output: Path) -> int:
+def drive(node: Process, redis_url: str, output: Path) -> int:
     """Watch the run, kill a worker group half-way, prove the result."""
     client = connect.connect(redis_url)
-    watch(client, lambda counts: counts.completed * 2 >= counts.total, started)
-    victim = started[1]
-    say(f"\n3. SIGKILL for the worker group of GPU 0 ({victim.pid}), with requests in flight")
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
+    watch(client, lambda counts: counts.completed * 5 >= counts.total, node)
+    victim = pid_of("worker group gpu0")
+    watch(client, lambda counts: counts.completed * 2 >= counts.total, node)
+    say(f"\n3. SIGKILL for the worker group of GPU 0 ({victim}), with requests in flight")
+    os.kill(victim, signal.SIGKILL)
+    call("workers", "up", "--status")
     call("rq", "info", "-u", redis_url, "--raw")
-    started[1] = start_group(0)
-    say("   started again: it takes over what its predecessor held")
-    watch(client, lambda counts: counts.completed + counts.failed == counts.total, started)
-    wait_for(output / "_SUCCESS", started)
+    watch(client, lambda counts: counts.completed + counts.failed == counts.total, node)
+    wait_for(output / "_SUCCESS", node)
     client.close()
 
     say("\n4. Prove from the store alone that every prompt has exactly one record")
@@ -106,6 +95,14 @@ def drive(started: Processes, redis_url: str, output: Path) -> int:
     show_two(output)
     print_next(output)
     return proven
+
+
+def pid_of(part: str) -> int:
+    """Ask the node which process a part of it is."""
+    told = subprocess.run(
+        [BIN / "workers", "up", "--status", "--json"], check=True, stdout=subprocess.PIPE
+    )
+    return next(row["pid"] for row in json.loads(told.stdout)["rows"] if row["name"] == part)
 
 
 def prepare() -> None:
@@ -133,12 +130,6 @@ def write_prompts(path: Path) -> Path:
     return path
 
 
-def start_group(gpu: int) -> "subprocess.Popen[bytes]":
-    """Start the worker group of one simulated GPU."""
-    server = f"http://127.0.0.1:{FIRST_PORT + gpu}"
-    return start("workers", "start", "--gpu", str(gpu), "--server", server, "--ramp", "30")
-
-
 def start(program: str, *args: str) -> "subprocess.Popen[bytes]":
     """Start a command in the background, its words in a log."""
     say(f"   $ {program} {' '.join(args)} &")
@@ -156,7 +147,7 @@ def call(program: str, *args: str, check: bool = True) -> int:
     return code
 
 
-def watch(client: Redis, until: Callable[[Counts], bool], started: Processes) -> None:
+def watch(client: Redis, until: Callable[[Counts], bool], node: Process) -> None:
     """Show the counts on one line until a condition holds."""
     deadline_s = time.monotonic() + LIMIT_S
     while True:
@@ -165,7 +156,7 @@ def watch(client: Redis, until: Callable[[Counts], bool], started: Processes) ->
         show(describe(counts), last=ended)
         if ended:
             return
-        check_alive(started, deadline_s)
+        check_alive(node, deadline_s)
         time.sleep(0.2)
 
 
@@ -188,18 +179,17 @@ def describe(counts: Counts) -> str:
     return f"{bar} {done}, {counts.in_flight:3d} in flight, {counts.queued:4d} queued "
 
 
-def wait_for(path: Path, started: Processes) -> None:
+def wait_for(path: Path, node: Process) -> None:
     """Wait until the sink has stored everything."""
     deadline_s = time.monotonic() + 60
     while not path.exists():
-        check_alive(started, deadline_s)
+        check_alive(node, deadline_s)
         time.sleep(0.1)
 
 
-def check_alive(started: Processes, deadline_s: float) -> None:
-    """End the demo when a process has ended by itself or it takes too long."""
-    ended = [process for process in started if process.poll() is not None]
-    if ended or time.monotonic() > deadline_s:
+def check_alive(node: Process, deadline_s: float) -> None:
+    """End the demo when the node has ended by itself or it takes too long."""
+    if node.poll() is not None or time.monotonic() > deadline_s:
         sys.exit(f"\nthe demo got stuck; the logs in {FOLDER} say why")
 
 
@@ -235,8 +225,7 @@ Next:
    producer status {RUN} --redis embedded:{FOLDER / "redis"}
    your own prompts, an SGLang server on port 30000, and a bucket:
    producer enqueue prompts.jsonl --output s3://bucket/prefix --max-tokens 4096
-   workers start --gpu 0
-   workers sink
+   workers up --attach 30000
 (the commands are in {BIN}; README.md says more)""")
 
 

@@ -517,7 +517,7 @@ def test_the_next_lines_can_be_typed_as_they_stand(enqueue: Enqueue, valkey: Red
     ended = enqueue(numbered(1))
 
     assert f"rq info -u '{valkey.url}' r" in ended.err
-    assert "workers start" in ended.err
+    assert "workers up --attach 30000 --redis" in ended.err
 
 
 def test_ten_thousand_prompts_take_few_round_trips(

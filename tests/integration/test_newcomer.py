@@ -144,13 +144,12 @@ def test_the_next_lines_name_all_that_a_run_needs(
     lines = ended.err.split("next:\n")[1].splitlines()
     words = [shlex.split(line)[:2] for line in lines]
     assert words == [
-        ["workers", "start"],
-        ["workers", "sink"],
+        ["workers", "up"],
         ["producer", "status"],
         ["rq", "info"],
     ]
-    assert shlex.split(lines[3]) == ["rq", "info", "-u", valkey.tcp_url, "p"]
-    shown = shlex.split(lines[2])
+    assert shlex.split(lines[2]) == ["rq", "info", "-u", valkey.tcp_url, "p"]
+    shown = shlex.split(lines[1])
     assert producer(*shown[1:], cwd=tmp_path).code == 0
 
 

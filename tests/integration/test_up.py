@@ -11,7 +11,7 @@ import pytest
 from tests.faults.test_group_parent import free_tens
 from tests.support.fleet import Fleet, write_prompts
 from tests.support.server_process import wait_until
-from tests.support.up_node import LIMIT_S, UpNode, runs, told_json, workers_up
+from tests.support.up_node import LIMIT_S, UpNode, environment, runs, told_json, workers_up
 from tests.support.watching import open_now
 from workers.simulator.log import read_log
 
@@ -184,7 +184,8 @@ def test_an_embedded_redis_comes_back_and_is_the_last_to_end(fleet: Fleet) -> No
 
 
 def test_a_redis_that_is_not_there_ends_it_at_once(fleet: Fleet) -> None:
-    done = workers_up(fleet, fleet.env, *attach(fleet), "--redis", "redis://127.0.0.1:1/0")
+    env = environment(fleet)
+    done = workers_up(fleet, env, *attach(fleet), "--redis", "redis://127.0.0.1:1/0")
 
     assert done.returncode == 4
 

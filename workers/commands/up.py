@@ -253,9 +253,7 @@ def _run(
 
 def _child(part: Part, url: str, *, state_dir: Path, log_level: str, told: Told) -> Child:
     name, *arguments = part.arguments
-    flags = ["--log-level", log_level]
-    if part.kind != "worker group":
-        flags += ["--state-dir", str(state_dir)]
+    flags = ["--log-level", log_level, "--state-dir", str(state_dir)]
     return Child(
         part.name,
         own_command(name, *flags, *arguments),

@@ -112,6 +112,11 @@ class Child:
             return "running"
         return "ended" if self.ended is not None or self._to_end else "restarting"
 
+    @property
+    def told(self) -> bool:
+        """Whether a stop was passed on to it."""
+        return self._to_end
+
     def send(self, number: int) -> None:
         """Send a signal."""
         if self._process is not None and self._process.poll() is None:

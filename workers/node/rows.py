@@ -28,7 +28,7 @@ def row_of(
     state: str = child.standing
     says = ""
     if state == "running":
-        state = "starting"
+        state = "draining" if child.told else "starting"
         if part.kind == "sink":
             state = "running"
         elif part.kind == "server" and server is not None and server.supervisor.pid == child.pid:
