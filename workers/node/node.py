@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 SHOW_S = 0.5
 BOUND_LOGS_S = 10.0
+WELL = frozenset({"ready", "running"})
+MOST_SAID = 20
+"""Lines of a part between two times that it is well."""
 
 
 class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +87,8 @@ class Node:
         self._since = time.time()
         self._shown_s = self._bound_s = 0.0
         self._complaint = ""
+        # By part, what was said of it since it was well.
+        self._said: dict[str, set[str]] = {}
         self._own = Process(os.getpid(), process_start(os.getpid()))
 
     def run(self) -> int:
@@ -224,10 +229,18 @@ class Node:
             return {}
 
     def _say_change(self, row: Row) -> None:
+        """Say that a part has come to another state; not again while it has not been well."""
         before = self._rows.get(row.name)
-        if before is None or before.state != row.state:
-            says = f": {row.says}" if row.says else ""
-            log.info("%s: %s%s", row.name, row.state, says)
+        if before is not None and before.state == row.state:
+            return
+        said = self._said.setdefault(row.name, set())
+        text = f"{row.name}: {row.state}" + (f": {row.says}" if row.says else "")
+        if row.state in WELL:
+            said.clear()
+        elif text in said or len(said) > MOST_SAID:
+            return
+        said.add(text)
+        log.info("%s", text)
 
     def _write(self, record: NodeRecord) -> None:
         try:
