@@ -20,7 +20,9 @@ from tests.support.watching import exit_code, open_now
 from workers.commands.serve import KILL_S
 from workers.node.processes import KILL_MARGIN_S
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
+
+LIMIT_S = 180.0
 
 SCRIPTS = sorted(SLURM.glob("*.sbatch"))
 NODE, QUEUE = SLURM / "node.sbatch", SLURM / "queue.sbatch"
@@ -105,10 +107,10 @@ class Job:
         return path.read_text().splitlines() if path.exists() else []
 
     def wait_for(self, call: str) -> None:
-        wait_until(lambda: call in self.calls(), f"{call} ({self.process.tail()})", 60)
+        wait_until(lambda: call in self.calls(), f"{call} ({self.process.tail()})", LIMIT_S)
 
     def wait_end(self) -> int | None:
-        wait_until(lambda: not self.process.alive(), "the end of the job", 60)
+        wait_until(lambda: not self.process.alive(), "the end of the job", LIMIT_S)
         return exit_code(self.process)
 
 
@@ -218,9 +220,9 @@ def test_a_job_serves_a_run_by_workers_up_until_it_is_told_and_then_to_its_end(
 
         first = Job(tmp_path, NODE, RUN="job", CUDA_VISIBLE_DEVICES="0", **settings)
         fleet.processes["job"] = first.process
-        fleet.wait(lambda: open_now(fleet) >= 4, "open requests")
+        fleet.wait(lambda: open_now(fleet) >= 4, "open requests", LIMIT_S)
         first.process.send(signal.SIGUSR1)
-        wait_until(lambda: not first.process.alive(), "its end", 90)
+        wait_until(lambda: not first.process.alive(), "its end", LIMIT_S)
         stopped = fleet.counts("job")
         assert exit_code(first.process) == 143
         assert first.calls() == ["scontrol requeue 77"]
@@ -230,7 +232,7 @@ def test_a_job_serves_a_run_by_workers_up_until_it_is_told_and_then_to_its_end(
 
         again = Job(tmp_path, NODE, RUN="job", CUDA_VISIBLE_DEVICES="0", **settings)
         fleet.processes["job"] = again.process
-        wait_until(lambda: not again.process.alive(), "the end of the run", 90)
+        wait_until(lambda: not again.process.alive(), "the end of the run", LIMIT_S)
         del fleet.processes["job"]
 
         assert exit_code(again.process) == 0
@@ -254,7 +256,7 @@ def start_queue(folder: Path, run: Run) -> Callable[[], Job]:
 def client_of(job: Job) -> "redis.Redis":
     """A client by the address that the job wrote down."""
     address = job.folder / "redis.address"
-    wait_until(address.exists, f"an address ({job.process.tail()})", 60)
+    wait_until(address.exists, f"an address ({job.process.tail()})", LIMIT_S)
     text = address.read_text().strip()
     # Its own name may lead nowhere here.
     url = re.sub(r"@[^:]+:", "@127.0.0.1:", text)
@@ -268,7 +270,7 @@ def client_of(job: Job) -> "redis.Redis":
         finally:
             client.close()
 
-    wait_until(answers, f"Redis ({job.process.tail()})", 60)
+    wait_until(answers, f"Redis ({job.process.tail()})", LIMIT_S)
     return connect.connect(url)
 
 

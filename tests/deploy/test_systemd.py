@@ -23,9 +23,9 @@ from tests.support.watching import exit_code, open_now
 from workers.servers.records import ServerRecord, read_record
 from workers.simulator.environment import simulated_python
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
-LIMIT_S = 90.0
+LIMIT_S = 180.0
 RUN = "job"
 
 
@@ -123,7 +123,7 @@ def test_worker_group_and_sink_run_by_their_units_and_end_as_told(tmp_path: Path
         group = run_unit(units["headrace-group@.service"], "0", tmp_path, env)
         sink = run_unit(units["headrace-sink.service"], "", tmp_path, env)
         fleet.processes |= {"group": group, "sink": sink}
-        fleet.wait(lambda: open_now(fleet) >= 4, "open requests")
+        fleet.wait(lambda: open_now(fleet) >= 4, "open requests", LIMIT_S)
 
         assert [each.group.split("@")[0] for each in Groups(fleet.client).fresh()] == ["gpu0"]
 
@@ -132,7 +132,7 @@ def test_worker_group_and_sink_run_by_their_units_and_end_as_told(tmp_path: Path
         wait_until(lambda: not group.alive(), "the end of the worker group", LIMIT_S)
         del fleet.processes["group"]
         ended = fleet.counts(RUN)
-        fleet.wait(lambda: fleet.counts(RUN).stream_entries == 0, "results in the store")
+        fleet.wait(lambda: fleet.counts(RUN).stream_entries == 0, "results in the store", LIMIT_S)
         sink.send(signal.SIGTERM)
         wait_until(lambda: not sink.alive(), "the end of the sink", LIMIT_S)
         del fleet.processes["sink"]
