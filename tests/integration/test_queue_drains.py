@@ -195,7 +195,9 @@ def test_it_runs_out_when_its_owner_is_silent(client: "redis.Redis") -> None:
     silent.hold()
     assert look(client, SERVER) is not None
 
-    wait_until(lambda: look(client, SERVER) is None, "the end of a drain whose owner is silent")
+    wait_until(
+        lambda: look(client, SERVER) is None, "the end of a drain whose owner is silent", 60
+    )
 
     assert hears(process(client, "e1")).what == "granted"
     assert not silent.stands
@@ -285,6 +287,18 @@ def test_an_older_state_of_redis_does_not_pass_for_the_drain_of_today(
     client.delete(names.drain(SERVER))
     assert ours.hold().refused == ""
     assert ours.stands
+
+
+def test_what_stands_in_the_place_of_ours_is_not_lifted(client: "redis.Redis") -> None:
+    drain(client, "another").hold()
+    anothers = client.get(names.drain(SERVER))
+    client.delete(names.drain(SERVER))
+    ours = drain(client)
+    ours.hold()
+    client.set(names.drain(SERVER), anothers or b"")
+
+    assert ours.lift() is False
+    assert client.get(names.drain(SERVER)) == anothers
 
 
 def test_a_full_redis_takes_it(client: "redis.Redis") -> None:

@@ -119,6 +119,25 @@ def test_a_server_that_does_not_start_so_is_told_with_the_reason_and_runs_as_it_
     assert look(client, SERVER) is None
 
 
+def test_flags_that_did_not_start_do_not_come_along_with_what_is_asked_next(
+    client: "redis.Redis", tmp_path: Path
+) -> None:
+    with OrderedServer(tmp_path, URL) as ordered:
+        Restarting(ordered, tmp_path, client, Asked(arguments=("--good",))).run()
+        ordered.refuses = "it does not start"
+        Restarting(ordered, tmp_path, client, Asked(arguments=("--bad",))).run()
+        ordered.refuses = ""
+
+        done = Restarting(ordered, tmp_path, client).run()
+
+    assert done.state == "restarted"
+    assert [(each.strategy, each.arguments) for each in ordered.taken] == [
+        (None, ("--good",)),
+        (None, ("--bad",)),
+        ("no_buffer", ("--good",)),
+    ]
+
+
 def test_a_server_that_gives_no_token_in_its_time_is_ordered_back(
     client: "redis.Redis", tmp_path: Path
 ) -> None:

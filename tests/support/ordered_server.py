@@ -34,7 +34,7 @@ class OrderedServer:
         self, state_dir: Path, url: str, *, refuses: str = "", never: bool = False, **fields: Any
     ) -> None:
         self._state_dir = state_dir
-        self._refuses = refuses
+        self.refuses = refuses
         self.never = never
         self.taken: list[Any] = []
         self.at_s: list[float] = []
@@ -81,9 +81,10 @@ class OrderedServer:
             self.at_s.append(time.monotonic())
             self.tell(state="draining")
             self.tell(state="starting", detail="no token yet", serial=order.serial)
-            if self._refuses:
-                self.tell(refused=self._refuses)
-            elif order.strategy is not None:
-                self.tell(strategy=order.strategy, cap=CAPS.get(order.strategy), refused="")
+            if self.refuses:
+                self.tell(refused=self.refuses)
+            else:
+                strategy = order.strategy or self.record.strategy
+                self.tell(strategy=strategy, cap=CAPS.get(strategy), refused="")
             if not self.never:
                 self.tell(state="ready", detail="")

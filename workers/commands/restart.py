@@ -10,7 +10,7 @@ from rich.console import Console
 
 from common import connect
 from common.address import resolve_redis
-from common.errors import RedisUnusableError, UsageError
+from common.errors import RedisUnusableError
 from common.last_words import tell
 from common.logs import set_up_logs
 from common.marks.events import Event
@@ -123,8 +123,6 @@ def restart(
     gpus = None if gpu is None else [each for (each,) in parse_gpus(gpu, 1)]
     records = choose(read_records(state_dir, host), gpus)
     refuse_impossible(records, asked)
-    if no_drain and redis is not None:
-        raise UsageError("--no-drain does without Redis: leave --redis out")
     url = None if no_drain else resolve_redis(redis)
     if url is not None:
         _look_at_redis(url, _to_do(records, asked, state_dir), asked)

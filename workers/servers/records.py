@@ -106,6 +106,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         over: `ServerRecord.flags` that it is given over.
         strategy: In the place of the flag's; None leaves that.
         arguments: SGLang's own, after those of the flags: the later one wins; None for none.
+        held_strategy, held_arguments: Those of the order that held when this one was given: what
+            holds again where this one is refused.
     """
 
     serial: int
@@ -113,6 +115,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     over: str
     strategy: str | None = None
     arguments: tuple[str, ...] | None = None
+    held_strategy: str | None = None
+    held_arguments: tuple[str, ...] | None = None
 
 
 _Record = TypeVar("_Record", ServerRecord, Wanted)
@@ -204,16 +208,17 @@ def ask(
             "--state-dir that it was started with"
         )
     earlier = read_wanted(state_dir, name)
-    standing = earlier if earlier and earlier.over == record.flags else None
-    if standing is not None:
-        strategy = standing.strategy if strategy is None else strategy
-        arguments = standing.arguments if arguments is None else arguments
+    held_strategy, held_arguments = _held(record, earlier)
+    strategy = held_strategy if strategy is None else strategy
+    arguments = held_arguments if arguments is None else arguments
     wanted = Wanted(
         serial=max(record.serial, earlier.serial if earlier else 0) + 1,
         asked_at=time.time(),
         over=record.flags,
         strategy=strategy,
         arguments=None if arguments is None else tuple(arguments),
+        held_strategy=held_strategy,
+        held_arguments=held_arguments,
     )
     path = wanted_path(state_dir, name)
     try:
@@ -221,6 +226,16 @@ def ask(
     except OSError as error:
         raise BackendError(f"{path} cannot be written: {error.strerror or error}") from error
     return wanted
+
+
+def _held(record: ServerRecord, order: Wanted | None) -> tuple[str | None, tuple[str, ...] | None]:
+    """Say what of earlier orders holds now: strategy and arguments, None where nothing does."""
+    if order is None or order.over != record.flags:
+        return None, None
+    if record.refused and record.serial >= order.serial:
+        # What was asked for does not start, and must not come along with what is asked next.
+        return order.held_strategy, order.held_arguments
+    return order.strategy, order.arguments
 
 
 def _read(path: Path, kind: type[_Record]) -> _Record | None:
