@@ -196,13 +196,16 @@ def test_only_what_one_process_has_seen_silent_itself_is_silent() -> None:
     for look in range(looks):
         assert silence.look(quiet, look * step_s) == []
     assert silence.look(quiet, looks * step_s) == ["a"]
-    assert silence.look({"a": Heard(what=WAS, heard_ms=1, left=True)}, looks * step_s + 1) == []
     # Redis, or this process, was away meanwhile: all get the time anew.
     assert silence.look(quiet, looks * step_s + SILENT_S) == []
     # Who speaks is not silent.
     for look in range(looks):
         now_s = looks * step_s + SILENT_S + (look + 1) * step_s
         assert silence.look({"a": Heard(what=WAS, heard_ms=2 + look)}, now_s) == []
+    # Who has left is known to have left.
+    gone = {"a": Heard(what=WAS, heard_ms=1, left=True)}
+    later_s = 2 * looks * step_s + SILENT_S
+    assert not any(silence.look(gone, later_s + look * step_s) for look in range(3 * looks))
 
 
 # --- Before and after ----------------------------------------------------------------------------
