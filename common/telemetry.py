@@ -284,7 +284,7 @@ def _int(value: float | None, scale: int = 1) -> int | None:
     """Give a figure as a whole number; nothing for one that is none."""
     if value is None or value != value:  # noqa: PLR0124 - not a number
         return None
-    return min(max(round(min(value, _MOST_INT // scale) * scale), 0), _MOST_INT)
+    return min(round(min(max(value, 0), _MOST_INT // scale) * scale), _MOST_INT)
 
 
 def _unscaled(value: int | None, scale: int) -> float | None:

@@ -37,7 +37,7 @@ OF_A_RUN = re.compile(
 )
 SHARED = re.compile(
     r"headrace:(?:runs|runs:none|worker_groups|present|telemetry(?::gpu0@[\w.-]+)?|renewed:\w+"
-    r"|slots:http://[\w.-]+:\d+)"
+    r"|(?:slots|drain):http://[\w.-]+:\d+)"
     r"|rq:(?:queues|workers|suspended|worker:gpu0@[\w.@-]+(?::\w+)?)"
 )
 
