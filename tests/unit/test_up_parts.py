@@ -19,7 +19,7 @@ from workers.node.node_record import NodeRecord, Row, only_one, read_node, write
 from workers.node.part_log import PartLog
 from workers.node.plan import Part, Told, plan
 from workers.node.processes import PASSING_CODES, Child
-from workers.node.rows import of_group
+from workers.node.rows import of_group, row_of
 from workers.node.table import duration, page
 
 HOST = "h"
@@ -274,6 +274,27 @@ def test_a_worker_group_says_what_it_does_or_waits_for() -> None:
         group="g", epoch="e", host=HOST, pid=1, server="s", state="waiting", detail="refused"
     )
     assert of_group(waiting) == "refused"
+
+
+def test_a_worker_group_that_has_not_begun_says_what_its_log_does(tmp_path: Path) -> None:
+    part = planned(attach="30000", sink=False)[0]
+    running = child(
+        tmp_path, "import time; print('INFO Redis is new', flush=True); time.sleep(99)"
+    )
+    log = PartLog(tmp_path / "x.log")
+    idle = GroupFigures(
+        group="g", epoch="e", host=HOST, pid=1, server="s", state="ready", bound=79
+    )
+    look_until(running, lambda: log.last_line() != "", "its first line")
+
+    said = [
+        row_of(part, running, log, server=None, figures=each).says
+        for each in (idle, msgspec.structs.replace(idle, in_flight=3))
+    ]
+    running.send(signal.SIGKILL)
+    wait_until(lambda: not running.alive, "its end", 60)
+
+    assert said == ["0 of 79 open, 0 done; INFO Redis is new", "3 of 79 open, 0 done"]
 
 
 def test_there_is_one_node_a_directory_and_a_gpu(tmp_path: Path) -> None:

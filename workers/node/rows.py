@@ -35,6 +35,9 @@ def row_of(
             state, says = server.state, of_server(server)
         elif part.kind == "worker group" and figures is not None:
             state, says = figures.state, of_group(figures)
+            if state == "ready" and not figures.in_flight and not figures.completed:
+                # What it waits for before its first request, as for slots after Redis began anew.
+                says = "; ".join(filter(None, [says, log.last_line()]))
     return Row(
         name=part.name,
         pid=child.pid,
