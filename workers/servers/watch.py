@@ -30,6 +30,7 @@ from workers.timing import Timing
 
 log = logging.getLogger(__name__)
 
+PAGE_SHARE = 0.8
 CUT_WITHIN_TOKENS = 8
 """SGLang cuts a prompt to its context less the few tokens that it keeps for itself."""
 
@@ -306,7 +307,8 @@ class ServerWatch:
     async def _read_load(self, limit_s: float) -> ServerLoad | None:
         try:
             async with asyncio.timeout(limit_s):
-                return await self._client.load()
+                # Pages that hang take none along: up to 0.5.12 a dead scheduler leaves /metrics.
+                return await self._client.load(limit_s * PAGE_SHARE)
         except (TimeoutError, AttemptError, HeadraceError):
             return None
 
