@@ -159,7 +159,9 @@ def test_each_side_alone_tells_how_a_server_at_work_is(case: Case, tmp_path: Pat
         written = [parse_line(line) for line in log.read_bytes().splitlines()]
         batches = [line for line in written if isinstance(line, Batch)]
         assert None not in written
-        assert {line.kind for line in batches} == {"prefill", "decode"}
+        # Where pages tell the rest, the figures may be right before a decode has been logged.
+        seen = {line.kind for line in batches}
+        assert seen == {"prefill", "decode"} or (case.pages and seen == {"prefill"})
         assert None not in [line.running for line in batches]
 
 
