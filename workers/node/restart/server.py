@@ -203,8 +203,9 @@ class ServerRestart:
                     f"(--start-limit), so it is launched as it was: {record.detail}; its log is "
                     f"{record.log}"
                 )
-            doing = "relaunching" if record.serial < order.serial else record.state
-            self._say(doing if not record.refused else "rolling back", record.detail)
+            doing = "rolling back" if record.refused else record.state
+            # What the record says before it has looked at the order is of an earlier one.
+            self._say(doing if record.serial >= order.serial else "relaunching", record.detail)
             self._stop.wait(LOOK_S)
 
     def _refused_text(self, record: ServerRecord) -> str:
