@@ -24,7 +24,7 @@ ENDS_S = 20.0
 @pytest.fixture(autouse=True)
 def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No settings of whoever runs the tests."""
-    for name in ("HEADRACE_CONFIG", "HEADRACE_REDIS", "HEADRACE_GPU", "HEADRACE_MODEL"):
+    for name in ("HEADRACE_CONFIG", "HEADRACE_REDIS", "HEADRACE_GPU", "HEADRACE_SERVE_MODEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 

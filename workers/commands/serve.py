@@ -43,7 +43,14 @@ GIGABYTE = 1e9
     show_default=True,
     help="GPUs that one server spans: `--gpu 0,1 --tp 2` is one server.",
 )
-@click.option("--model", required=True, metavar="PATH", help="The model: a directory, or a name.")
+@click.option(
+    "--model",
+    # HEADRACE_MODEL is the name that prompts ask for (`producer enqueue --model`).
+    envvar="HEADRACE_SERVE_MODEL",
+    required=True,
+    metavar="PATH",
+    help="The model: a directory, or a name.  [HEADRACE_SERVE_MODEL]",
+)
 @click.option(
     "--python",
     default="python",

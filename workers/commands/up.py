@@ -54,7 +54,10 @@ _SECTIONS = {
     help="GPUs that one server spans.",
 )
 @click.option(
-    "--model", envvar="HEADRACE_UP_MODEL", metavar="PATH", help="Model that the servers serve."
+    "--model",
+    envvar="HEADRACE_UP_MODEL",
+    metavar="PATH",
+    help="Model that the servers serve.  [HEADRACE_UP_MODEL]",
 )
 @click.option(
     "--python",
