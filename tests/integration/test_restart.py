@@ -236,7 +236,7 @@ def test_redis_away_while_the_server_is_away_holds_nothing_up(
             ordered.tell(state="ready")
             runs.join(60)
 
-    assert done[0].state == "restarted"
+    assert (done[0].state, done[0].detail) == ("restarted", "")
 
 
 # --- with a worker group -------------------------------------------------------------------------

@@ -39,6 +39,7 @@ class OrderedServer:
         self.taken: list[Any] = []
         self.at_s: list[float] = []
         self._ended = threading.Event()
+        self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True)
         fields = {"strategy": "extra_buffer", "cap": 32, "version": "0.5.23", **fields}
         self.record = ServerRecord(
@@ -56,8 +57,10 @@ class OrderedServer:
 
     def tell(self, **fields: Any) -> None:
         """Write the record."""
-        self.record = msgspec.structs.replace(self.record, **fields)
-        write_record(self._state_dir, self.record)
+        # A test and this thread both do: one draft of the file at a time.
+        with self._writing:
+            self.record = msgspec.structs.replace(self.record, **fields)
+            write_record(self._state_dir, self.record)
 
     def __enter__(self) -> Self:
         self._thread.start()
