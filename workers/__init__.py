@@ -21,23 +21,24 @@ way back. Its lease is renewed until it has left them all.
       serving needs turns outcomes what that needs of others; what it asks next, ends as
       oddities noticing            answers that are nothing to train on, and who says so
     client/                        the wire to SGLang (`sglang`), and whose fault it is (`faults`)
-    servers/                       what a server is and says of itself
+    servers/                       what a server says of itself
       watch telling                is it there and working
-      loads metrics_page           what it says of itself, by its pages
+      loads metrics_page           its figures, by its pages
       log_lines log_tail log_place and by its log: a line; what was added; where it is
       log_figures meter telemetry  what that comes to: figures of now, rates, or nothing
-      capacity                     how many requests it should hold
-      versions launch_line plan    what SGLang's versions call things; how one is started
-      supervisor launching         run one: launch, watch, restart, drain, end, take over
-        environment processes      what is installed; its processes, found again and ended whole
-        emptying draining restarts its planned end; when it is launched again
-        log_writer server_log      its log, turned over by a process of its own
-        last_words got             why it ended, what a launch came to, in words
-      records book orders          what its supervisor writes down here, and is asked
+    capacity/                      how many requests a server should hold (`capacity`)
       facts binding                what it was launched with; what binds its concurrency
       diagnosis strategies         that in words; what each strategy would give
       model_shape model_files      what a request costs, out of a model's config.json
       thinking                     whether it thinks aloud
+    supervisor/                    one server launched, watched, ended (`workers serve`)
+      versions launch_line plan    what SGLang's versions call things; how one is started
+      launching restarts           started and found again; when it is launched anew
+      environment processes        what is installed; its processes, measured and ended whole
+      emptying draining            its planned end
+      log_writer server_log        its log, turned over by a process of its own
+      last_words got               why it ended, what a launch came to, in words
+      records book orders          what is written down here, and is asked
     sink/                          from stream to store: `sink` all runs, `run_sink` one
       archive                      samples of its worker groups, to its telemetry/
     node/                          the processes of one machine

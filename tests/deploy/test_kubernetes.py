@@ -14,7 +14,7 @@ from common import connect, names
 from tests.integration.test_deploy_redis import settings_of
 from tests.support.deployed import DEPLOY, KUBERNETES, containers, kustomized, pods
 from tests.support.redis_server import RedisServer
-from workers.servers.records import Process, ServerRecord, State, write_record
+from workers.supervisor.records import Process, ServerRecord, State, write_record
 
 Objects = list[dict[str, Any]]
 

@@ -11,8 +11,8 @@ from common.figures import ENDED, Status
 from common.quality import FLAGS
 from tests.support.deployed import DEPLOY, REPOSITORY
 from workers.client import answers, faults
-from workers.servers.records import State
 from workers.sink import unstorable
+from workers.supervisor.records import State
 
 RUNBOOK = DEPLOY / "RUNBOOK.md"
 

@@ -20,8 +20,8 @@ from tests.support.skips import skip_cannot_run
 from tests.support.supervised import HYBRID, marked
 from tests.support.up_node import environment
 from tests.support.watching import exit_code, open_now
-from workers.servers.records import ServerRecord, read_record
 from workers.simulator.environment import simulated_python
+from workers.supervisor.records import ServerRecord, read_record
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -11,9 +11,9 @@ from tests.support.fleet import Fleet, write_prompts
 from tests.support.server_process import ServerProcess, steady_port, wait_until
 from tests.support.supervised import HYBRID, marked
 from tests.support.watching import QUICK_SINK, timed
-from workers.servers.records import ServerRecord, ask, read_record
 from workers.simulator.environment import simulated_python
 from workers.simulator.log import read_log
+from workers.supervisor.records import ServerRecord, ask, read_record
 
 pytestmark = pytest.mark.timeout(300)
 

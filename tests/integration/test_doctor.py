@@ -25,8 +25,8 @@ from workers.node.doctor.examine import Asked, examine
 from workers.node.doctor.lines import Line
 from workers.node.doctor.server_part import Target
 from workers.options import this_host
-from workers.servers.records import Process, ServerRecord, write_record
 from workers.simulator.launch import SimulatorProcess
+from workers.supervisor.records import Process, ServerRecord, write_record
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "sglang" / "server_info.json").read_text()

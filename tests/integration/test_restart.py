@@ -28,7 +28,7 @@ from workers.node.restart import server as restart_module
 from workers.node.restart.choice import Asked, Outcome
 from workers.node.restart.server import ServerRestart, Told
 from workers.options import slots_server
-from workers.servers.records import read_wanted
+from workers.supervisor.records import read_wanted
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -15,8 +15,8 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.support.server_process import ServerProcess, steady_port, wait_until
 from tests.support.supervised import HYBRID, marked
-from workers.servers.records import ServerRecord, read_records
 from workers.simulator.environment import simulated_python
+from workers.supervisor.records import ServerRecord, read_records
 
 HOST = "node1"
 LIMIT_S = 50.0

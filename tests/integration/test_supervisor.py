@@ -12,9 +12,9 @@ import pytest
 
 from common.errors import BackendError, ServerUnusableError, UsageError
 from tests.support.supervised import NAME, Supervised, marked, scheduler_of, supervised
-from workers.servers import draining, supervisor
-from workers.servers.processes import LogRoom
-from workers.servers.records import ask
+from workers.supervisor import draining, supervisor
+from workers.supervisor.processes import LogRoom
+from workers.supervisor.records import ask
 from workers.timing import Timing
 
 pytestmark = pytest.mark.anyio

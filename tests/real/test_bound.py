@@ -14,9 +14,9 @@ import pytest
 from tests.real.conftest import ServerWith
 from tests.real.pipeline import CONCURRENCY, MAMBA_LIMITED, Pipeline, as_chat, human_eval, say
 from tests.real.server import RealServer, Seen, most_open, open_over_time
+from workers.capacity.model_files import shape_at
 from workers.client.sglang import SGLangClient
 from workers.servers.loads import ServerIdentity, ServerLoad
-from workers.servers.model_files import shape_at
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

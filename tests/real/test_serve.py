@@ -19,8 +19,8 @@ from tests.real.server import Place
 from tests.support.server_process import ServerProcess, steady_port, wait_until
 from tests.support.skips import skip_cannot_run
 from workers.engine.lives import process_start
-from workers.servers.processes import ServerProcesses
-from workers.servers.records import ServerRecord, read_record
+from workers.supervisor.processes import ServerProcesses
+from workers.supervisor.records import ServerRecord, read_record
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from workers.engine.lives import process_start
-from workers.servers.records import Process, ServerRecord, read_wanted, write_record
+from workers.supervisor.records import Process, ServerRecord, read_wanted, write_record
 
 NAME = "gpu0@test"
 CAPS = {"extra_buffer": 32, "no_buffer": 72}

@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.server_process import steady_port
 from workers.node.stop_request import StopRequest
-from workers.servers.emptying import Emptying
-from workers.servers.plan import ServeOptions
-from workers.servers.processes import MARK, ServerProcesses
-from workers.servers.records import ServerRecord, read_record
-from workers.servers.supervisor import Supervisor
 from workers.simulator.environment import simulated_python
+from workers.supervisor.emptying import Emptying
+from workers.supervisor.plan import ServeOptions
+from workers.supervisor.processes import MARK, ServerProcesses
+from workers.supervisor.records import ServerRecord, read_record
+from workers.supervisor.supervisor import Supervisor
 
 LIMIT_S = 90.0
 NAME = "gpu0@test"

@@ -13,7 +13,7 @@ from tests.support.fleet import Fleet
 from tests.support.server_process import ServerProcess, wait_until
 from tests.support.watching import exit_code, timed
 from workers.node.node_record import NodeRecord, Row, read_node
-from workers.servers.records import read_record
+from workers.supervisor.records import read_record
 
 LIMIT_S = 90.0
 

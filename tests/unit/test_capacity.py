@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.servers.capacity import DEFAULT_CAP, backlog_of, bound_of
+from workers.capacity.capacity import DEFAULT_CAP, backlog_of, bound_of
 from workers.servers.loads import (
     ServerLoad,
     combined,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.servers.binding import pools_of
-from workers.servers.capacity import (
+from workers.capacity.binding import pools_of
+from workers.capacity.capacity import (
     STRATEGIES,
     Strategy,
     default_cap,
@@ -20,10 +20,10 @@ from workers.servers.capacity import (
     resolved,
     states_per_request,
 )
-from workers.servers.diagnosis import before_launch, diagnose, launched_line
-from workers.servers.facts import GIB, ServerFacts, facts_of_info, with_log
-from workers.servers.model_shape import ModelShape
-from workers.servers.strategies import (
+from workers.capacity.diagnosis import before_launch, diagnose, launched_line
+from workers.capacity.facts import GIB, ServerFacts, facts_of_info, with_log
+from workers.capacity.model_shape import ModelShape
+from workers.capacity.strategies import (
     Pools,
     Prompts,
     best_of,

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from common import secrecy
+from workers.capacity.facts import ServerFacts
+from workers.capacity.thinking import SOME_PARSER, parser_for
 from workers.engine.lives import process_start
 from workers.node.doctor.judging_redis import (
     judge_answers,
@@ -33,10 +35,8 @@ from workers.node.doctor.machine_part import (
 from workers.node.doctor.store_part import judge_store_clock
 from workers.node.doctor.view import show
 from workers.node.node_record import NodeRecord, Row
-from workers.servers.facts import ServerFacts
 from workers.servers.loads import ServerIdentity, ServerLoad
-from workers.servers.records import Process, ServerRecord
-from workers.servers.thinking import SOME_PARSER, parser_for
+from workers.supervisor.records import Process, ServerRecord
 
 WELL: dict[str, Any] = {
     "redis_version": "7.4.0",

@@ -10,7 +10,7 @@ import pytest
 from common.errors import UsageError
 from tests.sglang_flags import VERSIONS
 from tests.sglang_flags.record import RefusedError, parser_of, recorded
-from workers.servers.launch_line import (
+from workers.supervisor.launch_line import (
     _BY_OUR_FLAG,
     _KEYS,
     _LEAST_PREFIX,
@@ -21,7 +21,7 @@ from workers.servers.launch_line import (
     shown,
     visible_devices,
 )
-from workers.servers.versions import named_here, release_of, strategies
+from workers.supervisor.versions import named_here, release_of, strategies
 
 KNOWN = VERSIONS[1:]
 RENAMED = KNOWN.index("0.5.14")

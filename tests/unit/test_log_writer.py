@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.servers import log_writer
-from workers.servers.log_writer import Log
-from workers.servers.server_log import heading, since_start
+from workers.supervisor import log_writer
+from workers.supervisor.log_writer import Log
+from workers.supervisor.server_log import heading, since_start
 
 SCRIPT = Path(log_writer.__file__)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from workers.servers.model_files import shape_at, weights_bytes
-from workers.servers.model_shape import shape_of
+from workers.capacity.model_files import shape_at, weights_bytes
+from workers.capacity.model_shape import shape_of
 
 QWEN3_NEXT: dict[str, Any] = {
     "model_type": "qwen3_next",

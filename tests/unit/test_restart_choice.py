@@ -20,7 +20,7 @@ from workers.node.restart.choice import (
 )
 from workers.node.restart.rolling import roll
 from workers.node.restart.view import summary
-from workers.servers.records import Process, ServerRecord, Wanted
+from workers.supervisor.records import Process, ServerRecord, Wanted
 
 HERE = Process(os.getpid(), process_start(os.getpid()))
 

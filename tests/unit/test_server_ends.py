@@ -2,8 +2,8 @@
 
 import pytest
 
-from workers.servers.last_words import LastWords, last_words
-from workers.servers.restarts import (
+from workers.supervisor.last_words import LastWords, last_words
+from workers.supervisor.restarts import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
     MOST_SAME,

@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import BackendError, UsageError
 from workers.engine.lives import process_start
-from workers.servers.records import (
+from workers.supervisor.records import (
     Process,
     ServerRecord,
     ask,

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from tests.support.server_process import wait_until
+from workers.capacity.diagnosis import Diagnosis
+from workers.capacity.facts import ServerFacts
 from workers.engine.sizing import SETTLED, Sizing
-from workers.servers.diagnosis import Diagnosis
-from workers.servers.facts import ServerFacts
 from workers.servers.loads import ServerLoad
 
 QWEN3_NEXT = {

@@ -23,8 +23,8 @@ from workers.node.restart.rolling import roll
 from workers.node.restart.server import ServerRestart, Told
 from workers.node.restart.view import View, summary
 from workers.options import parse_gpus, this_host
-from workers.servers.launch_line import API_KEY, STRATEGIES
-from workers.servers.records import STATE_DIR, ServerRecord, read_records, read_wanted
+from workers.supervisor.launch_line import API_KEY, STRATEGIES
+from workers.supervisor.records import STATE_DIR, ServerRecord, read_records, read_wanted
 
 REDIS_LIMIT_S = 5.0
 

@@ -19,11 +19,11 @@ from common.stops import on_stop, warn_of_shell
 from workers.node.processes import Child, own_command, supervise, watched_by
 from workers.node.stop_request import BY_PARENT, StopRequest
 from workers.options import FIRST_PORT, group_name, parse_gpus, slots_server, this_host
-from workers.servers.book import only_supervisor
-from workers.servers.emptying import Emptying
-from workers.servers.launch_line import API_KEY, DEFAULT_STRATEGY, STRATEGIES, VISIBLE, shown
-from workers.servers.plan import ServeOptions, plan_launch
-from workers.servers.supervisor import Supervisor
+from workers.supervisor.book import only_supervisor
+from workers.supervisor.emptying import Emptying
+from workers.supervisor.launch_line import API_KEY, DEFAULT_STRATEGY, STRATEGIES, VISIBLE, shown
+from workers.supervisor.plan import ServeOptions, plan_launch
+from workers.supervisor.supervisor import Supervisor
 from workers.timing import timing_from_environment
 
 log = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from workers.node.processes import PASSING_CODES, Child, own_command
 from workers.node.redis_side import RedisSide
 from workers.node.table import console, page
 from workers.options import FIRST_PORT, this_host
-from workers.servers.launch_line import STRATEGIES
 from workers.simulator.environment import simulated_model, simulated_python
+from workers.supervisor.launch_line import STRATEGIES
 
 EMBEDDED = "embedded:"
 

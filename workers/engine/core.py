@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from common.descriptors import SPARE, most_requests
 from common.queue import Groups, Jobs
+from workers.capacity.capacity import bound_of
 from workers.client.sglang import SGLangClient
 from workers.engine.desk import RedisDesk
 from workers.engine.draining import Draining
@@ -13,7 +14,6 @@ from workers.engine.holdings import Holdings
 from workers.engine.rids import Rids
 from workers.node.stop_request import StopRequest
 from workers.options import GroupOptions
-from workers.servers.capacity import bound_of
 from workers.servers.watch import ServerWatch
 
 log = logging.getLogger(__name__)

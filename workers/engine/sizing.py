@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from workers.servers.binding import measured_tokens
-from workers.servers.diagnosis import Diagnosis, diagnose
-from workers.servers.facts import ServerFacts
+from workers.capacity.binding import measured_tokens
+from workers.capacity.diagnosis import Diagnosis, diagnose
+from workers.capacity.facts import ServerFacts
+from workers.capacity.model_files import shape_at
+from workers.capacity.strategies import Prompts
 from workers.servers.loads import ServerLoad
-from workers.servers.model_files import shape_at
-from workers.servers.strategies import Prompts
 
 if TYPE_CHECKING:
-    from workers.servers.model_shape import ModelShape
+    from workers.capacity.model_shape import ModelShape
 
 READINGS = 120
 """Of a full server that are kept: some six minutes of them."""

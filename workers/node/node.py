@@ -31,7 +31,7 @@ from workers.node.plan import Kind, Part
 from workers.node.processes import KILL_MARGIN_S, POLL_S, Child
 from workers.node.redis_side import RedisSide
 from workers.node.rows import row_of
-from workers.servers.records import Process, ServerRecord, read_records
+from workers.supervisor.records import Process, ServerRecord, read_records
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from workers.node.node_record import Row
 from workers.node.part_log import PartLog
 from workers.node.plan import Part
 from workers.node.processes import Child
-from workers.servers.records import ServerRecord
+from workers.supervisor.records import ServerRecord
 
 
 def row_of(

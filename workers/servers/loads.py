@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from common.ids import canonical_json, rows_sha256
-from workers.servers.facts import ServerFacts, facts_of_info
+from workers.capacity.facts import ServerFacts, facts_of_info
 
 
 class ServerIdentity(msgspec.Struct, frozen=True, kw_only=True):

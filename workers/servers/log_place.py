@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import BackendError
-from workers.servers.records import read_record
+from workers.supervisor.records import read_record
 
 USUAL = "sglang_logs/sglang_gpu{gpu}.log"
 """Where launchers of many servers write, one file a GPU."""

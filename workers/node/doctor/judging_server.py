@@ -4,15 +4,15 @@ import msgspec
 
 from common.errors import UsageError
 from common.pins import difference, identity_of
+from workers.capacity.binding import measured_tokens
+from workers.capacity.capacity import backlog_of
+from workers.capacity.diagnosis import diagnose
+from workers.capacity.facts import ServerFacts
+from workers.capacity.model_shape import ModelShape
+from workers.capacity.strategies import Prompts
 from workers.node.doctor.lines import Scribe
-from workers.servers.binding import measured_tokens
-from workers.servers.capacity import backlog_of
-from workers.servers.diagnosis import diagnose
-from workers.servers.facts import ServerFacts
 from workers.servers.loads import ServerIdentity, ServerLoad
-from workers.servers.model_shape import ModelShape
-from workers.servers.strategies import Prompts
-from workers.servers.versions import is_newer_than_known, release_of
+from workers.supervisor.versions import is_newer_than_known, release_of
 
 
 def judge_version(say: Scribe, version: str) -> None:

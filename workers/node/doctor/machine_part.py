@@ -10,7 +10,7 @@ from workers.node.doctor.lines import Scribe
 from workers.node.doctor.store_part import tell_free
 from workers.node.node_record import NodeRecord, read_node
 from workers.options import this_host
-from workers.servers.records import ServerRecord, read_records
+from workers.supervisor.records import ServerRecord, read_records
 
 _STATES = {
     "failed": "fault",

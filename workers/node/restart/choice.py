@@ -6,8 +6,8 @@ from typing import Literal
 import msgspec
 
 from common.errors import BackendError, UsageError
-from workers.servers.capacity import STRATEGIES, is_offered
-from workers.servers.records import ServerRecord, Wanted
+from workers.capacity.capacity import STRATEGIES, is_offered
+from workers.supervisor.records import ServerRecord, Wanted
 
 State = Literal["restarted", "skipped", "failed", "stopped", "not begun"]
 

@@ -6,7 +6,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
 from workers.node.restart.choice import Outcome, had
-from workers.servers.records import ServerRecord
+from workers.supervisor.records import ServerRecord
 
 LOOK_S = 0.2
 LEAVE_S = 8.0

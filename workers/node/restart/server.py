@@ -27,7 +27,7 @@ from common.queue import Groups
 from workers.node.restart.choice import Asked, Outcome, State, had, has_already, is_ordered
 from workers.node.restart.emptied import Emptied, Interrupted
 from workers.options import slots_server
-from workers.servers.records import ServerRecord, Wanted, ask, read_record, read_wanted
+from workers.supervisor.records import ServerRecord, Wanted, ask, read_record, read_wanted
 
 if TYPE_CHECKING:
     import redis

@@ -6,11 +6,11 @@ before_launch  of a model and a GPU, for `--strategy best`
 
 import msgspec
 
-from workers.servers.binding import Binds, binds_of, per_request_of, pools_of
-from workers.servers.capacity import Strategy
-from workers.servers.facts import ServerFacts
-from workers.servers.model_shape import ModelShape
-from workers.servers.strategies import (
+from workers.capacity.binding import Binds, binds_of, per_request_of, pools_of
+from workers.capacity.capacity import Strategy
+from workers.capacity.facts import ServerFacts
+from workers.capacity.model_shape import ModelShape
+from workers.capacity.strategies import (
     Option,
     Prompts,
     best_of,

@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 
 from common.errors import BackendError
-from workers.servers.records import ServerRecord, Wanted, read_wanted
+from workers.supervisor.records import ServerRecord, Wanted, read_wanted
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from common.crashpoints import reached
 from common.errors import BackendError, UsageError
 from workers.client.sglang import SGLangClient
-from workers.servers import environment
-from workers.servers.book import Book
-from workers.servers.draining import drain
-from workers.servers.orders import Orders
-from workers.servers.plan import Plan, ServeOptions, plan_launch
-from workers.servers.processes import LogRoom, ServerProcesses, new_mark
-from workers.servers.server_log import heading
+from workers.supervisor import environment
+from workers.supervisor.book import Book
+from workers.supervisor.draining import drain
+from workers.supervisor.orders import Orders
+from workers.supervisor.plan import Plan, ServeOptions, plan_launch
+from workers.supervisor.processes import LogRoom, ServerProcesses, new_mark
+from workers.supervisor.server_log import heading
 
 if TYPE_CHECKING:
-    from workers.servers.records import Wanted
+    from workers.supervisor.records import Wanted
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ import msgspec
 import psutil
 
 from workers.engine.lives import process_start
-from workers.servers import log_writer
-from workers.servers.records import Process
+from workers.supervisor import log_writer
+from workers.supervisor.records import Process
 
 MARK = "HEADRACE_SERVER_MARK"
 TITLE = "sglang"

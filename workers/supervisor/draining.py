@@ -8,7 +8,7 @@ from common.errors import HeadraceError
 from workers.client.faults import AttemptError
 from workers.client.sglang import SGLangClient
 from workers.servers.loads import ServerLoad
-from workers.servers.processes import ServerProcesses
+from workers.supervisor.processes import ServerProcesses
 
 LOOK_S = 0.2
 LOAD_EVERY_S = 2.0

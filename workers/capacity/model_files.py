@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from workers.servers.model_shape import ModelShape, shape_of
+from workers.capacity.model_shape import ModelShape, shape_of
 
 MOST_CONFIG_BYTES = 4 << 20
 

@@ -4,11 +4,11 @@ from typing import Literal
 
 import msgspec
 
-from workers.servers.capacity import kv_cap, states_per_request
-from workers.servers.facts import ServerFacts
+from workers.capacity.capacity import kv_cap, states_per_request
+from workers.capacity.facts import ServerFacts
+from workers.capacity.model_shape import ModelShape
+from workers.capacity.strategies import Pools
 from workers.servers.loads import ServerLoad
-from workers.servers.model_shape import ModelShape
-from workers.servers.strategies import Pools
 
 Binds = Literal["mamba pool", "KV pool", "requested", "default", "unknown"]
 

@@ -11,11 +11,11 @@ import msgspec
 
 from common.errors import BackendError, ConflictError
 from workers.engine.lives import process_start
-from workers.servers.got import Got
-from workers.servers.orders import Orders
-from workers.servers.plan import Plan, ServeOptions
-from workers.servers.processes import ServerProcesses
-from workers.servers.records import (
+from workers.supervisor.got import Got
+from workers.supervisor.orders import Orders
+from workers.supervisor.plan import Plan, ServeOptions
+from workers.supervisor.processes import ServerProcesses
+from workers.supervisor.records import (
     FOLDER,
     Process,
     ServerRecord,

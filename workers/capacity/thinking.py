@@ -7,7 +7,7 @@ and a server without a parser give answers that begin with thoughts.
 import re
 from pathlib import Path
 
-from workers.servers.model_files import model_folder
+from workers.capacity.model_files import model_folder
 
 MOST_TEMPLATE_BYTES = 1 << 20
 SOME_PARSER = "NAME"

@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 
 from common.ids import canonical_json, rows_sha256
-from workers.servers import environment
-from workers.servers.diagnosis import before_launch
-from workers.servers.launch_line import Launch, Line, launch_line, value_of, visible_devices
-from workers.servers.model_files import model_folder, shape_at, weights_bytes
-from workers.servers.model_shape import ModelShape
-from workers.servers.records import FOLDER, Wanted
-from workers.servers.strategies import pool_bytes_of
+from workers.capacity.diagnosis import before_launch
+from workers.capacity.model_files import model_folder, shape_at, weights_bytes
+from workers.capacity.model_shape import ModelShape
+from workers.capacity.strategies import pool_bytes_of
+from workers.supervisor import environment
+from workers.supervisor.launch_line import Launch, Line, launch_line, value_of, visible_devices
+from workers.supervisor.records import FOLDER, Wanted
 from workers.timing import Timing
 
 

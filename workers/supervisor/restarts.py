@@ -2,7 +2,7 @@
 
 import msgspec
 
-from workers.servers.last_words import LastWords
+from workers.supervisor.last_words import LastWords
 
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 60.0

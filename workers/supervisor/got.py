@@ -2,10 +2,10 @@
 
 import msgspec
 
-from workers.servers.diagnosis import diagnose
-from workers.servers.facts import ServerFacts, with_log
+from workers.capacity.diagnosis import diagnose
+from workers.capacity.facts import ServerFacts, with_log
+from workers.capacity.model_shape import ModelShape
 from workers.servers.loads import ServerIdentity
-from workers.servers.model_shape import ModelShape
 
 
 class Got(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from workers.servers.capacity import (
+from workers.capacity.capacity import (
     STRATEGIES,
     Strategy,
     is_offered,

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from common.errors import UsageError
-from workers.servers import versions
+from workers.supervisor import versions
 
 STRATEGIES = ("no_buffer", "extra_buffer", "extra_buffer_lazy", "no_radix", "auto", "best")
 DEFAULT_STRATEGY = "no_buffer"

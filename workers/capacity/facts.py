@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from workers.servers.capacity import Strategy, resolved
+from workers.capacity.capacity import Strategy, resolved
 from workers.servers.log_lines import Capped, MambaPool, Started, parse_line
 
 GIB = 1 << 30

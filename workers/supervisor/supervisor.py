@@ -23,17 +23,17 @@ from typing import NamedTuple
 from common.errors import HeadraceError, ServerUnusableError
 from workers.client.sglang import SGLangClient
 from workers.node.stop_request import StopRequest
-from workers.servers.book import Book
-from workers.servers.draining import drain
-from workers.servers.emptying import Emptying
-from workers.servers.got import got
-from workers.servers.last_words import LastWords, last_words
-from workers.servers.launching import Launcher
-from workers.servers.plan import Plan, ServeOptions
-from workers.servers.processes import ServerProcesses
-from workers.servers.restarts import Restarts
-from workers.servers.server_log import since_start
 from workers.servers.watch import ServerWatch
+from workers.supervisor.book import Book
+from workers.supervisor.draining import drain
+from workers.supervisor.emptying import Emptying
+from workers.supervisor.got import got
+from workers.supervisor.last_words import LastWords, last_words
+from workers.supervisor.launching import Launcher
+from workers.supervisor.plan import Plan, ServeOptions
+from workers.supervisor.processes import ServerProcesses
+from workers.supervisor.restarts import Restarts
+from workers.supervisor.server_log import since_start
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""One SGLang server launched, watched, ended and launched anew: `workers serve`."""
