@@ -62,7 +62,7 @@ imports: install ## The import contracts: one way, and pure modules stay pure
 	$(VENV)/bin/lint-imports --no-logo
 
 test: install ## All tests but the soak and the real server (TESTERS=0: one after another)
-	$(PY) -m pytest -n $(TESTERS) $(ARGS)
+	$(PY) -m pytest -n $(TESTERS) --dist worksteal $(ARGS)
 
 faults: install ## Only the faults: killed processes, lost answers, servers that lie
 	$(PY) -m pytest tests/faults $(ARGS)

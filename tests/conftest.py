@@ -1,6 +1,7 @@
 """What every test gets: asyncio, the folder of cases, and a CI that takes no quiet skip."""
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -16,6 +17,10 @@ IN_CI = os.environ.get("CI") == "true"
 # A shared machine is slow by spells; how long one example took says nothing about the code.
 settings.register_profile("headrace", deadline=None)
 settings.load_profile("headrace")
+
+
+# Whoever calls the suite under nohup ignores this signal, and so would all that tests start.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

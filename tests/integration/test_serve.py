@@ -124,7 +124,7 @@ def hf_hub_download(name, file):
 def test_a_hybrid_model_gets_its_strategy_the_first_time_too(node: Node) -> None:
     library = node.python.parents[1] / "lib"
     name = ("--gpu", "0", "--model", "owner/hybrid", "--print-command")
-    hub = {"HF_HOME": str(node.folder / "hub")}
+    hub = {"HF_HOME": str(node.folder / "hub"), "HF_HUB_OFFLINE": "1"}
 
     unknown = node.run(*name, env=hub)
     (library / "huggingface_hub.py").write_text(f"CONFIG = {json.dumps(HYBRID)!r}\n{FETCHES}")

@@ -32,7 +32,7 @@ TITLE = "sglang"
 
 KILL_LIMIT_S = 20.0
 LOOK_S = 0.05
-WRITER_LIMIT_S = 5.0
+WRITER_LIMIT_S = DYING_LIMIT_S = 5.0
 
 
 class LogRoom(msgspec.Struct, frozen=True):
@@ -225,7 +225,8 @@ class ServerProcesses:
         """Let the writer write what is left in the pipe."""
         if self._child is not None:
             with suppress(subprocess.TimeoutExpired):
-                self._child.wait(LOOK_S)
+                # It is dying: a machine under load takes its time to take a large process down.
+                self._child.wait(DYING_LIMIT_S)
         if self._output is not None:
             os.close(self._output)
             self._output = None
