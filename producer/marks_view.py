@@ -66,7 +66,8 @@ def lines_of(mark: Told, *, mean_tokens: float | None = None) -> Iterator[str]:
         _change(before, after, "running_per_group", " running at each"),
         _change(before, after, "worker_groups", " worker groups", only_changed=bool(before)),
     ]
-    if any(told):
+    # How many worker groups there were tells nothing of servers that nobody has seen since.
+    if any(told[:2]) or (after and told[2]):
         yield f"{_about(before, after)} {', '.join(filter(None, told))}"
     yield _of_answers(mark, before, after, mean_tokens)
 

@@ -316,6 +316,18 @@ def test_several_marks_of_one_change_have_the_figures_of_all_of_it() -> None:
     assert shown.file.getvalue().count("tokens/s") == 1  # type: ignore[attr-defined]
 
 
+def test_a_count_of_worker_groups_alone_says_nothing_of_servers() -> None:
+    told = {
+        "before": {"worker_groups": 0, "rate_per_sec": 0.5},
+        "after": None,
+        "steady_in_sec": 76.0,
+    }
+
+    (line,) = lines_of(told)
+
+    assert line.startswith("answers 0.5/s -> too early to tell")
+
+
 def test_where_nothing_is_known_nothing_is_said() -> None:
     (told,) = with_effects([mark(NOW_MS)], history={}, now_ms=NOW_MS, answer_s=None)
 
