@@ -17,6 +17,7 @@ from workers.timing import Timing
 
 DEFAULT_SERVER = "http://127.0.0.1:{port}"
 FIRST_PORT = 30_000
+LAST_PORT = 65_535
 DEFAULT_RAMP = 8.0
 DEFAULT_GRACE_S = 25.0
 
@@ -79,6 +80,23 @@ def parse_gpus(text: str, tp: int) -> list[tuple[int, ...]]:
     if len(gpus) % tp:
         raise UsageError(f"--gpu {text!r} has {len(gpus)} GPUs, which --tp {tp} does not divide")
     return [tuple(gpus[i : i + tp]) for i in range(0, len(gpus), tp)]
+
+
+def port_of(first: int | None, gpu: int, first_gpu: int) -> int:
+    """Give the port of a GPU's server.
+
+    Args:
+        first: Of the first server; None for 30000 and the number of its GPU.
+        gpu: Whose.
+        first_gpu: Of the first server.
+
+    Raises:
+        UsageError: There is no such port.
+    """
+    port = FIRST_PORT + gpu if first is None else first + gpu - first_gpu
+    if port > LAST_PORT:
+        raise UsageError(f"--port: GPU {gpu} would get port {port}; give a lower one")
+    return port
 
 
 def group_name(gpus: tuple[int, ...], host: str) -> str:

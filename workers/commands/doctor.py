@@ -6,7 +6,8 @@ import click
 import msgspec
 
 from common.errors import BackendError, UsageError
-from common.options import REDIS
+from common.options import REDIS, state_dir
+from workers.commands.spanned import spanned
 from workers.node.doctor.examine import Asked, examine
 from workers.node.doctor.lines import summary
 from workers.node.doctor.machine_part import records_of
@@ -23,13 +24,7 @@ LIMIT_S = 30.0
     metavar="N|A-B|A,B",
     help="Look at the servers of these GPUs.  [default: those that workers serve has launched]",
 )
-@click.option(
-    "--tp",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="GPUs that one server spans.",
-)
+@spanned()
 @click.option(
     "--server",
     metavar="URL",
@@ -42,14 +37,7 @@ LIMIT_S = 30.0
     help="The store to try: s3://BUCKET/PREFIX or a directory.  [default: the runs' own]",
 )
 @click.option("--endpoint-url", metavar="URL", help="Another S3 than Amazon's.")
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    default=Path(".headrace"),
-    show_default=True,
-    metavar="DIR",
-    help="Where workers serve and the sink keep what is this machine's own.",
-)
+@state_dir("workers serve and the sink keep what is this machine's own")
 @click.option(
     "--time-limit",
     "limit_s",

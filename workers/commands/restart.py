@@ -15,7 +15,7 @@ from common.last_words import tell
 from common.logs import set_up_logs
 from common.marks.events import Event
 from common.marks.noting import note_at_servers
-from common.options import LOG_LEVEL, REDIS
+from common.options import LOG_LEVEL, REDIS, state_dir
 from common.queue.rights import refuse_missing_rights
 from common.stops import Stopped
 from workers.node.restart.choice import Asked, Outcome, choose, has_already, refuse_impossible
@@ -24,7 +24,7 @@ from workers.node.restart.server import ServerRestart, Told
 from workers.node.restart.view import View, summary
 from workers.options import parse_gpus, this_host
 from workers.supervisor.launch_line import API_KEY, STRATEGIES
-from workers.supervisor.records import STATE_DIR, ServerRecord, read_records, read_wanted
+from workers.supervisor.records import ServerRecord, read_records, read_wanted
 
 REDIS_LIMIT_S = 5.0
 
@@ -77,14 +77,7 @@ REDIS_LIMIT_S = 5.0
     help="Do without Redis: what is open gets the --drain-limit of `workers serve` alone.",
 )
 @REDIS
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    default=STATE_DIR,
-    show_default=True,
-    metavar="DIR",
-    help="Where the servers' records are: as `workers serve` or `workers up` were told.",
-)
+@state_dir("the servers' records are: as `workers serve` or `workers up` were told")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout at the end.")
 @LOG_LEVEL
 @click.argument("arguments", nargs=-1, metavar="[-- MORE OF SGLANG'S OWN FLAGS]")

@@ -11,14 +11,22 @@ import click
 
 from common import connect
 from common.address import resolve_redis
-from common.errors import HeadraceError, UsageError
+from common.errors import HeadraceError
 from common.logs import set_up_logs
-from common.options import LOG_LEVEL
+from common.options import LOG_LEVEL, state_dir
 from common.secrecy import hide
 from common.stops import on_stop, warn_of_shell
+from workers.commands.spanned import spanned
 from workers.node.processes import Child, own_command, supervise, watched_by
 from workers.node.stop_request import BY_PARENT, StopRequest
-from workers.options import FIRST_PORT, group_name, parse_gpus, slots_server, this_host
+from workers.options import (
+    FIRST_PORT,
+    group_name,
+    parse_gpus,
+    port_of,
+    slots_server,
+    this_host,
+)
 from workers.supervisor.book import only_supervisor
 from workers.supervisor.emptying import Emptying
 from workers.supervisor.launch_line import API_KEY, DEFAULT_STRATEGY, STRATEGIES, VISIBLE, shown
@@ -36,13 +44,7 @@ GIGABYTE = 1e9
 
 @click.command(context_settings={"ignore_unknown_options": False})
 @click.option("--gpu", required=True, metavar="N|A-B|A,B", help="Which GPUs, one server each.")
-@click.option(
-    "--tp",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="GPUs that one server spans: `--gpu 0,1 --tp 2` is one server.",
-)
+@spanned("`--gpu 0,1 --tp 2` is one server")
 @click.option(
     "--model",
     # HEADRACE_MODEL is the name that prompts ask for (`producer enqueue --model`).
@@ -70,14 +72,7 @@ GIGABYTE = 1e9
     help="Port of the first server; the others' follow by the numbers of their GPUs."
     f"  [default: {FIRST_PORT} + GPU]",
 )
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    default=Path(".headrace"),
-    show_default=True,
-    metavar="DIR",
-    help="Where the record of each server is kept, which other commands read.",
-)
+@state_dir("the record of each server is kept, which other commands read")
 @click.option(
     "--log-dir",
     type=click.Path(path_type=Path),
@@ -160,7 +155,7 @@ def serve(
             gpus=gpus,
             model=model,
             python=python,
-            port=_port(port, gpus[0], sets[0][0]),
+            port=port_of(port, gpus[0], sets[0][0]),
             strategy=strategy,
             arguments=arguments,
             state_dir=state_dir,
@@ -179,13 +174,6 @@ def serve(
             _print(options)
         return
     raise SystemExit(_serve_all(all_options, redis=redis, tp=tp, log_level=log_level))
-
-
-def _port(first: int | None, gpu: int, first_gpu: int) -> int:
-    port = FIRST_PORT + gpu if first is None else first + gpu - first_gpu
-    if port > 65535:  # noqa: PLR2004 - the highest there is
-        raise UsageError(f"--port: GPU {gpu} would get port {port}; give a lower one")
-    return port
 
 
 def _print(options: ServeOptions) -> None:

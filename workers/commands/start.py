@@ -14,6 +14,7 @@ from common.errors import UsageError
 from common.logs import set_up_logs
 from common.options import LOG_LEVEL, REDIS, grace, state_dir
 from common.stops import warn_of_shell
+from workers.commands.spanned import spanned
 from workers.group import SlotWorker
 from workers.node.processes import Child, own_command, supervise, watched_by
 from workers.options import (
@@ -48,13 +49,7 @@ class Concurrency(click.ParamType[int | str]):
 @click.option(
     "--gpu", required=True, metavar="N|A-B|A,B", help="Which GPUs, one worker group each."
 )
-@click.option(
-    "--tp",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="GPUs that one server spans: `--gpu 0,1 --tp 2` is one worker group.",
-)
+@spanned("`--gpu 0,1 --tp 2` is one worker group")
 @click.option(
     "--server",
     metavar="URL",

@@ -17,10 +17,11 @@ from common.errors import UsageError
 from common.help import Sectioned
 from common.last_words import tell
 from common.logs import set_up_logs
-from common.options import LOG_LEVEL, REDIS
+from common.options import LOG_LEVEL, REDIS, state_dir
 from common.program import values_of
 from common.stops import warn_of_shell
 from workers.commands.serve import KILL_S
+from workers.commands.spanned import spanned
 from workers.commands.start import Concurrency
 from workers.node.node import Node, NodeTold
 from workers.node.node_record import NodeRecord, only_one, read_node
@@ -46,13 +47,7 @@ _SECTIONS = {
 @click.command(cls=Sectioned, sections=_SECTIONS)
 @click.argument("sglang", nargs=-1, type=click.UNPROCESSED, metavar="[-- SGLANG_ARGS]")
 @click.option("--gpu", metavar="N|A-B|A,B", help="Which GPUs: a server and a worker group each.")
-@click.option(
-    "--tp",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="GPUs that one server spans.",
-)
+@spanned()
 @click.option(
     "--model",
     envvar="HEADRACE_UP_MODEL",
@@ -127,14 +122,7 @@ _SECTIONS = {
 )
 @click.option("--status", is_flag=True, help="Show the node that runs, and end.")
 @click.option("--json", "as_json", is_flag=True, help="With --status: one JSON object.")
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    default=Path(".headrace"),
-    show_default=True,
-    metavar="DIR",
-    help="Where the parts' logs and records are.",
-)
+@state_dir("the parts' logs and records are")
 @LOG_LEVEL
 def up(
     *,

@@ -12,12 +12,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from common.errors import UsageError
-from workers.options import FIRST_PORT, group_name, parse_gpus, server_url
+from workers.options import FIRST_PORT, LAST_PORT, group_name, parse_gpus, port_of, server_url
 
 Kind = Literal["server", "worker group", "sink"]
 
 _PORTS = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
-_LAST_PORT = 65_535
 _MOST_GPUS = 256
 """A port further from the first one than this tells no GPU."""
 
@@ -81,7 +80,7 @@ def plan(told: Told, host: str) -> list[Part]:
         sets, urls = _attached(told)
     else:
         sets = parse_gpus(_gpus(told), told.tp)
-        ports = [_port(told.first_port, gpus[0], sets[0][0]) for gpus in sets]
+        ports = [port_of(told.first_port, gpus[0], sets[0][0]) for gpus in sets]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
     parts: list[Part] = []
     if told.attach is None:
@@ -162,8 +161,8 @@ def attached_urls(text: str) -> list[str]:
             urls.append(server_url(item, 0, flag="--attach"))
             continue
         first, last = int(ports[1]), int(ports[2] or ports[1])
-        if not 0 < first <= last <= _LAST_PORT:
-            raise UsageError(f"--attach {item}: ports go from 1 to {_LAST_PORT}, ranges upwards")
+        if not 0 < first <= last <= LAST_PORT:
+            raise UsageError(f"--attach {item}: ports go from 1 to {LAST_PORT}, ranges upwards")
         urls += [f"http://127.0.0.1:{port}" for port in range(first, last + 1)]
     if not urls or len(set(urls)) != len(urls):
         raise UsageError(
@@ -187,13 +186,6 @@ def _listed(gpus: Sequence[int]) -> str:
 
 def _short(gpus: tuple[int, ...]) -> str:
     return group_name(gpus, "").rstrip("@")
-
-
-def _port(first: int | None, gpu: int, first_gpu: int) -> int:
-    port = FIRST_PORT + gpu if first is None else first + gpu - first_gpu
-    if port > _LAST_PORT:
-        raise UsageError(f"--port: GPU {gpu} would get port {port}; give a lower one")
-    return port
 
 
 def _server(told: Told, gpus: tuple[int, ...], port: int, host: str) -> Part:

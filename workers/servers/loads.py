@@ -99,6 +99,11 @@ class ServerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         then = (earlier.used_tokens, earlier.gen_throughput, earlier.token_usage)
         return bool(self.running) and now != then
 
+    @property
+    def idle(self) -> bool:
+        """Whether the server says that nothing runs or waits there."""
+        return self.running == 0 and not self.queued
+
     def went_back(self, earlier: "ServerLoad") -> bool:
         """Whether the server counts from the beginning again: it has restarted."""
         same = self.counted_by == earlier.counted_by

@@ -179,7 +179,7 @@ class ServerWatch:
     async def quiet(self, limit_s: float | None = None) -> bool:
         """Whether the server itself says, within the limit, that nothing is open there."""
         load = await self._read_load(self._timing.load_s if limit_s is None else limit_s)
-        return load is not None and load.running == 0 and not load.queued
+        return load is not None and load.idle
 
     async def _until_token(self, on_hang: Callable[[], None]) -> None:
         timing = self._timing

@@ -23,7 +23,6 @@ from common.replacing import replace_file
 from workers.engine.lives import process_start
 from workers.options import this_host
 
-STATE_DIR = Path(".headrace")
 FOLDER = "servers"
 
 State = Literal["starting", "ready", "draining", "down", "failed", "stopped"]

@@ -155,8 +155,7 @@ class Emptied:
 
         async def look() -> bool:
             async with SGLangClient(self._url, slots=1, api_key=self._api_key) as client:
-                load = await client.load(LOAD_S)
-            return load.running == 0 and not load.queued
+                return (await client.load(LOAD_S)).idle
 
         try:
             return asyncio.run(look())
