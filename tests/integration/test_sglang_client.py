@@ -542,6 +542,20 @@ async def test_a_server_that_gives_a_token_is_alive_without_any_page() -> None:
         assert await is_alive(client, limit_s=10)
 
 
+@pytest.mark.parametrize("first", ["drop", Reply(503), Reply(500)], ids=["drop", "503", "500"])
+async def test_a_probe_that_comes_to_nothing_is_put_again(first: Step) -> None:
+    pages = {"/metrics": b"sglang:generation_tokens_total 100\n"}
+    async with (
+        scripted_server(first, "ok", pages=pages) as server,
+        SGLangClient(server.url, slots=1) as client,
+    ):
+        async with asyncio.timeout(60):
+            # Nothing moves by itself there: counters alone would be waited for in vain.
+            assert await is_alive(client, limit_s=600)
+
+    assert len(server.requests) == 2
+
+
 @pytest.mark.parametrize(
     ("version", "model", "strategy"),
     [("0.5.23", "tiny-qwen3", "no_buffer"), ("0.5.12.post1", "tiny", "no_buffer")],

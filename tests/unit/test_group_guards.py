@@ -86,7 +86,39 @@ def test_what_cannot_be_opened_goes_back_at_once(slots: int, *, ready: bool) -> 
     one._open_what_fits()
 
     assert not one._holdings.ready
-    assert one._holdings.returning == {("r", b"k" * 16): False}
+    assert [(key, going.died) for key, going in one._holdings.returning.items()] == [
+        (("r", b"k" * 16), False)
+    ]
+
+
+async def test_the_answer_to_a_return_does_not_end_the_next_return_of_the_same_job() -> None:
+    holdings = Holdings()
+    loop = asyncio.get_running_loop()
+    given: list[list[tuple[str, bytes]]] = []
+
+    class Redis:
+        def give_back(self, keys: list[tuple[str, bytes]], *, died: bool) -> None:
+            assert not died
+            given.append(keys)
+            if len(given) == 1:
+                loop.call_soon_threadsafe(claimed_again)
+
+    def claimed_again() -> None:
+        # Its claim's answer is read before the return's, and the process is stopping.
+        holdings.add_ready(Ready(claim()))
+        returns.add_ready()
+
+    desk = RedisDesk("returns")
+    returns = Returns(cast("Any", Redis()), holdings, desk)
+    holdings.add_ready(Ready(claim()))
+    returns.add_ready()
+
+    assert await returns.flush(10.0)
+    assert await returns.flush(10.0)
+    desk.close()
+
+    assert given == [[("r", b"k" * 16)]] * 2
+    assert not len(holdings)
 
 
 # --- Slots of others -----------------------------------------------------------------------------

@@ -14,6 +14,11 @@ from workers.client.faults import AttemptError
 from workers.client.sglang import SGLangClient
 
 READ_EVERY_S = 1.0
+ASK_AGAIN_S = 0.5
+"""After a probe that came to nothing: no descriptor was left for it, or the server is warming up.
+
+Waiting for its counters instead would be in vain: claims stand still, so nothing moves there.
+"""
 
 
 async def is_alive(client: SGLangClient, *, limit_s: float) -> bool:
@@ -24,8 +29,8 @@ async def is_alive(client: SGLangClient, *, limit_s: float) -> bool:
         limit_s: How long a token may take to come.
 
     Returns:
-        True as soon as the probe's token has come, or other requests' tokens have moved; False
-        when neither has happened within `limit_s`, or the server is gone or refuses us.
+        True as soon as a probe's token has come, or other requests' tokens have moved; False
+        when neither has happened within `limit_s`.
     """
     witnesses = {
         asyncio.create_task(_gives_token(client, limit_s), name="probe-token"),
@@ -43,11 +48,18 @@ async def is_alive(client: SGLangClient, *, limit_s: float) -> bool:
 
 
 async def _gives_token(client: SGLangClient, limit_s: float) -> bool:
-    try:
-        await client.probe_token(limit_s)
-    except (AttemptError, ServerUnusableError):
-        return False
-    return True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while True:
+                try:
+                    await client.probe_token(limit_s)
+                except ServerUnusableError:
+                    return False
+                except AttemptError:
+                    await asyncio.sleep(ASK_AGAIN_S)
+                else:
+                    return True
+    return False
 
 
 async def _moves(client: SGLangClient, limit_s: float) -> bool:

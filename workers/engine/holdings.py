@@ -66,6 +66,20 @@ class Open:
         return self.claim.run, self.claim.key
 
 
+class GoingBack:
+    """One return of a job; the next return of the same job is another one.
+
+    Redis may have handed a job to this very process again, and that may be giving it back anew,
+    before the answer to the first return is read: what that answer ends is the first alone.
+
+    Attributes:
+        died: The server died with it.
+    """
+
+    def __init__(self, *, died: bool) -> None:
+        self.died = died
+
+
 class Holdings:
     """All jobs that this process leases, by where they stand.
 
@@ -74,7 +88,7 @@ class Holdings:
         open: Holding a slot, by key.
         leaving: Holding a slot until their requests are aborted; no longer ours to renew.
         unsent: Ended, not yet recorded in Redis; still leased.
-        returning: To be given back as soon as Redis answers; the flag says that the server died.
+        returning: To be given back as soon as Redis answers.
         turns: Finished turns of prompts that are not finished, which Redis has not taken yet.
     """
 
@@ -83,8 +97,18 @@ class Holdings:
         self.open: dict[JobKey, Open] = {}
         self.leaving: set[Open] = set()
         self.unsent: dict[JobKey, Result] = {}
-        self.returning: dict[JobKey, bool] = {}
+        self.returning: dict[JobKey, GoingBack] = {}
         self.turns: dict[JobKey, KeptTurns] = {}
+
+    def returned(self, key: JobKey, going: GoingBack) -> None:
+        """Redis has taken a job back."""
+        if self.returning.get(key) is going:
+            del self.returning[key]
+
+    def forget_turns(self, kept: KeptTurns) -> None:
+        """Redis has these turns, or nobody needs them any more; newer ones still wait."""
+        if self.turns.get((kept.run, kept.key)) is kept:
+            del self.turns[kept.run, kept.key]
 
     def leased(self) -> list[JobKey]:
         """List every job whose lease must be renewed."""

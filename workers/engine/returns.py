@@ -14,7 +14,7 @@ from common.errors import RedisFullError, RedisUnusableError
 from common.models import KeptTurns
 from common.queue import Jobs
 from workers.engine.desk import Bell, RedisDesk
-from workers.engine.holdings import Holdings, JobKey
+from workers.engine.holdings import GoingBack, Holdings, JobKey
 
 AGAIN_S = 1.0
 
@@ -36,7 +36,7 @@ class Returns:
             key: The job.
             died: The server died with it, which is counted.
         """
-        self._holdings.returning[key] = died
+        self._holdings.returning[key] = GoingBack(died=died)
         self._bell.ring()
 
     def add_ready(self) -> None:
@@ -64,20 +64,23 @@ class Returns:
     async def _send(self) -> bool:
         async with self._sending:
             for died in (False, True):
-                keys = [
-                    key for key, with_it in self._holdings.returning.items() if with_it is died
-                ]
-                if not keys:
+                batch = {
+                    key: going
+                    for key, going in self._holdings.returning.items()
+                    if going.died is died
+                }
+                if not batch:
                     continue
+                keys = list(batch)
                 turns = [self._holdings.turns[key] for key in keys if key in self._holdings.turns]
                 try:
                     await self._desk.ask(partial(self._give_back, keys, died=died, turns=turns))
                 except RedisUnusableError:
                     return False
-                for key in keys:
-                    self._holdings.returning.pop(key, None)
+                for key, going in batch.items():
+                    self._holdings.returned(key, going)
                 for kept in turns:
-                    self._holdings.turns.pop((kept.run, kept.key), None)
+                    self._holdings.forget_turns(kept)
         return True
 
     def _give_back(self, keys: list[JobKey], *, died: bool, turns: list[KeptTurns]) -> None:
