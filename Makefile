@@ -14,6 +14,8 @@ TESTERS ?= 3
 # The folder of recorded faults, beside the checkout. Tests that need it say so where it is missing.
 CASES ?= ../shared/cases
 export CASES
+# Tests start thousands of processes of ours: each would compile all of it again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Only what is there: a checkout may come before its benchmarks do, and mypy refuses a missing one.
 TYPED := $(wildcard producer workers common tests bench)
