@@ -16,7 +16,6 @@ from workers.capacity.capacity import (
     default_cap,
     is_offered,
     kv_cap,
-    numbers_of,
     resolved,
     states_per_request,
 )
@@ -31,6 +30,7 @@ from workers.capacity.strategies import (
     pool_bytes_of,
     pools_before_launch,
 )
+from workers.releases import release_or_newest
 
 DATA = Path(__file__).parents[1] / "data" / "sglang"
 RECORDED: dict[str, dict[str, Any]] = json.loads((DATA / "server_info.json").read_text())
@@ -119,8 +119,8 @@ def test_a_strategy_is_offered_from_its_version_on() -> None:
     assert not is_offered("no_buffer", "0.5.6.post2")
     assert all(is_offered(each, "") for each in STRATEGIES)
     assert is_offered("no_radix", "0.5.4")
-    assert numbers_of("0.5.12.post1") == (0, 5, 12)
-    assert numbers_of("main") > numbers_of("0.9.9")
+    assert release_or_newest("0.5.12.post1") == (0, 5, 12)
+    assert release_or_newest("main") > release_or_newest("0.9.9")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from workers.supervisor.launch_line import (
     shown,
     visible_devices,
 )
-from workers.supervisor.versions import named_here, release_of, strategies
+from workers.supervisor.versions import named_here, release_to_launch, strategies
 
 KNOWN = VERSIONS[1:]
 RENAMED = KNOWN.index("0.5.14")
@@ -82,7 +82,7 @@ def test_no_buffer_brings_what_it_does_not_start_without(version: str) -> None:
 @pytest.mark.parametrize("version", KNOWN)
 def test_what_is_said_of_strategies_is_what_the_parsers_say(version: str) -> None:
     options = {flag: each for each in recorded()[version] for flag in each["flags"]}
-    release = release_of(version)
+    release = release_to_launch(version)
     flag = named_here("--mamba-scheduler-strategy", release)
     assert set(options[flag]["choices"]) == {"auto", *strategies(release)}
     for name in ("--cuda-graph-max-bs", "--cuda-graph-bs"):

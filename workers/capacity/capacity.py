@@ -17,8 +17,9 @@ How SGLang comes to its cap, by version:
     a pool of states         K / states a request, in every version
 """
 
-import re
 from typing import Literal
+
+from workers.releases import AUTO_BUFFERS_SINCE, STRATEGY_SINCE, release_or_newest
 
 Strategy = Literal["no_buffer", "extra_buffer", "extra_buffer_lazy", "no_radix"]
 """How a server keeps the states of a hybrid model; `no_radix` is its prefix cache switched off."""
@@ -38,13 +39,6 @@ _TRACKED: dict[tuple[Strategy, bool], int] = {
 }
 """States beside the base ones, by strategy and whether the overlap scheduler runs."""
 
-_SINCE: dict[Strategy, tuple[int, ...]] = {
-    "no_buffer": (0, 5, 7),
-    "extra_buffer": (0, 5, 7),
-    "extra_buffer_lazy": (0, 5, 13),
-    "no_radix": (),
-}
-_AUTO_BUFFERS_SINCE = (0, 5, 14)
 _SKIP_LOCK_SINCE = (0, 5, 18)
 _OVERLAP_COUNTS_SINCE = (0, 5, 10)
 _ASKED_CLIPPED_SINCE = (0, 5, 10)
@@ -53,15 +47,10 @@ _ASKED_BY_TOKENS_SINCE = (0, 5, 14)
 LEAST_DEFAULT, MOST_DEFAULT = 2_048, 4_096
 
 
-def numbers_of(version: str) -> tuple[int, ...]:
-    """Read a version's numbers: `0.5.12.post1` gives (0, 5, 12); an unknown one the newest."""
-    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
-    return tuple(int(part or 0) for part in found.groups()) if found else (999,)
-
-
 def is_offered(strategy: Strategy, version: str) -> bool:
     """Whether a version of SGLang knows a strategy; one that is unknown counts as the newest."""
-    return numbers_of(version) >= _SINCE[strategy]
+    since = STRATEGY_SINCE.get(strategy)
+    return since is None or release_or_newest(version) >= since
 
 
 def resolved(told: str | None, *, version: str, overlap: bool = True) -> Strategy | None:
@@ -73,7 +62,7 @@ def resolved(told: str | None, *, version: str, overlap: bool = True) -> Strateg
         overlap: Whether its overlap scheduler runs.
     """
     if told == "auto":
-        buffers = overlap and numbers_of(version) >= _AUTO_BUFFERS_SINCE
+        buffers = overlap and release_or_newest(version) >= AUTO_BUFFERS_SINCE
         return "extra_buffer" if buffers else "no_buffer"
     return next((each for each in STRATEGIES if each == told), None)
 
@@ -97,10 +86,10 @@ def states_per_request(
     """
     if strategy == "no_radix":
         return 1
-    if numbers_of(version) < _OVERLAP_COUNTS_SINCE:
+    if release_or_newest(version) < _OVERLAP_COUNTS_SINCE:
         overlap = not speculative
     tracked = _TRACKED.get((strategy, overlap), 0)
-    skips = bool(tracked) and skip_decode_lock and numbers_of(version) >= _SKIP_LOCK_SINCE
+    skips = bool(tracked) and skip_decode_lock and release_or_newest(version) >= _SKIP_LOCK_SINCE
     return _BASE_STATES + tracked - skips
 
 
@@ -113,7 +102,7 @@ def default_cap(kv_tokens: int, context_length: int, *, version: str = "") -> in
         version: SGLang's; empty for the newest.
     """
     cap = _estimated(kv_tokens, context_length)
-    if numbers_of(version) >= _ASKED_CLIPPED_SINCE:
+    if release_or_newest(version) >= _ASKED_CLIPPED_SINCE:
         cap = min(cap, kv_tokens // 2)
     return max(1, cap)
 
@@ -129,14 +118,14 @@ def kv_cap(
         context_length: Tokens of prompt and answer together.
         version: SGLang's; empty for the newest.
     """
-    numbers = numbers_of(version)
+    release = release_or_newest(version)
     if asked is None:
         if kv_tokens is None or context_length is None:
             return None
         return default_cap(kv_tokens, context_length, version=version)
-    if numbers >= _ASKED_BY_TOKENS_SINCE:
+    if release >= _ASKED_BY_TOKENS_SINCE:
         return asked if kv_tokens is None else min(asked, max(1, kv_tokens // 2))
-    if numbers >= _ASKED_CLIPPED_SINCE and kv_tokens is not None and context_length is not None:
+    if release >= _ASKED_CLIPPED_SINCE and kv_tokens is not None and context_length is not None:
         return min(asked, _estimated(kv_tokens, context_length))
     return asked
 

@@ -19,7 +19,6 @@ Ids that do not fit the counts of `usage` are refused with the whole answer: a m
 by one token would never be noticed later.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -27,13 +26,13 @@ import msgspec
 from common.models import Choice, Endpoint
 from workers.client.answers import Answer, BadAnswerError
 from workers.client.requests import Request
+from workers.releases import Release, dotted, release_or_newest
 
-_SINCE: Mapping[Endpoint, tuple[int, int, int]] = {
+_SINCE: Mapping[Endpoint, Release] = {
     "chat": (0, 5, 17),
     "completions": (0, 5, 17),
     "generate": (0, 5, 13),
 }
-_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _PROMPT_MEMBERS = ("prompt", "text", "input_ids")
 
 
@@ -49,13 +48,12 @@ def lacking(request: Request, version: str) -> str:
     """
     if not request.keeps_token_ids or _own_ids(request) is not None:
         return ""
-    read = _VERSION.match(version)
     since = _SINCE[request.endpoint]
-    if read is None or tuple(map(int, read.groups())) >= since:
+    if release_or_newest(version) >= since:
         return ""
     return (
         f"it keeps token ids, and SGLang {version} gives none at {request.path}: "
-        f"{'.'.join(map(str, since))} and later do; upgrade the server, or enqueue without "
+        f"{dotted(since)} and later do; upgrade the server, or enqueue without "
         "--keep-token-ids under another --run"
     )
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from common.errors import UsageError
+from workers.releases import Release
 from workers.supervisor import versions
 
 STRATEGIES = ("no_buffer", "extra_buffer", "extra_buffer_lazy", "no_radix", "auto", "best")
@@ -94,7 +95,7 @@ def launch_line(launch: Launch) -> Line:
     Raises:
         UsageError: This version has no such strategy, or an argument says what our flags say.
     """
-    release = versions.release_of(launch.version)
+    release = versions.release_to_launch(launch.version)
     notes: list[str] = []
     if versions.is_newer_than_known(release):
         notes.append(f"SGLang {launch.version} is newer than what is known here; taken for it")
@@ -121,9 +122,7 @@ def launch_line(launch: Launch) -> Line:
     )
 
 
-def _strategy(
-    launch: Launch, release: versions.Release, notes: list[str]
-) -> tuple[str, tuple[str, ...]]:
+def _strategy(launch: Launch, release: Release, notes: list[str]) -> tuple[str, tuple[str, ...]]:
     """Say which strategy is asked for, and by which flags."""
     asked = launch.strategy or DEFAULT_STRATEGY
     if asked not in STRATEGIES or asked == "best":
@@ -156,7 +155,7 @@ def _strategy(
 
 
 def _given(
-    arguments: Sequence[str], release: versions.Release, strategy: str, notes: list[str]
+    arguments: Sequence[str], release: Release, strategy: str, notes: list[str]
 ) -> list[str]:
     """Look through the user's own arguments; give them by the names that this version has."""
     given: list[str] = []

@@ -1,41 +1,35 @@
-"""Know what differs between versions of SGLang, where a launch line or a reader has to. Pure.
+"""Know in what launch lines differ between versions of SGLang. Pure.
 
-0.5.7 (2026-01) to 0.5.23 (2026-10), found in the wheels; `tests/sglang_flags` has their parsers.
+Found in the wheels; `tests/sglang_flags` has their parsers.
 """
 
-import re
-
 from common.errors import UsageError
+from workers.releases import (
+    AUTO_BUFFERS_SINCE,
+    NEWEST_KNOWN,
+    OLDEST,
+    STRATEGY_SINCE,
+    Release,
+    dotted,
+    release_of,
+)
 
-OLDEST = (0, 5, 7)
-"""The first with a strategy for the states of hybrid models; older ones are refused."""
-
-NEWEST_KNOWN = (0, 5, 23)
-
-_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
-
-Release = tuple[int, int, int]
-
-_LAZY: Release = (0, 5, 13)
 _RENAMED: Release = (0, 5, 14)
 
-_STRATEGIES = ("no_buffer", "extra_buffer", "extra_buffer_lazy")
 
-
-def release_of(version: str) -> Release:
-    """Read a version: 0.5.12.post1, 0.5.14rc1 and 0.5.14.dev3 count as the release they are of.
+def release_to_launch(version: str) -> Release:
+    """Read a version that is to be launched.
 
     Raises:
         UsageError: It is no version, or an older one than is known here.
     """
-    found = _VERSION.match(version)
-    if found is None:
+    release = release_of(version)
+    if release is None:
         raise UsageError(f"SGLang's version is {version!r}, which is none: is it installed whole?")
-    release = (int(found[1]), int(found[2]), int(found[3] or 0))
     if release < OLDEST:
         raise UsageError(
-            f"SGLang {version} is older than {_dotted(OLDEST)}, the oldest that is known here: "
-            f"upgrade it (pip install 'sglang>={_dotted(OLDEST)}')"
+            f"SGLang {version} is older than {dotted(OLDEST)}, the oldest that is known here: "
+            f"upgrade it (pip install 'sglang>={dotted(OLDEST)}')"
         )
     return release
 
@@ -52,7 +46,7 @@ def strategy_flag(release: Release) -> str:
 
 def strategies(release: Release) -> tuple[str, ...]:
     """List the values that the flag takes, without `auto`."""
-    return _STRATEGIES if release >= _LAZY else _STRATEGIES[:2]
+    return tuple(each for each, since in STRATEGY_SINCE.items() if release >= since)
 
 
 def no_buffer_companions(release: Release) -> tuple[str, ...]:
@@ -66,7 +60,7 @@ def no_buffer_companions(release: Release) -> tuple[str, ...]:
 
 def auto_means(release: Release) -> str:
     """Say what the server makes of `auto` as a rule, for people."""
-    if release < _RENAMED:
+    if release < AUTO_BUFFERS_SINCE:
         return "no_buffer"
     return "extra_buffer where the model and the machine have it, else no_buffer"
 
@@ -85,7 +79,3 @@ _RENAMED_FLAGS = (
     ("--cuda-graph-bs", "--cuda-graph-bs-decode"),
 )
 """In 0.5.14. Up to 0.5.19 the older names are taken with a warning, from 0.5.20 on refused."""
-
-
-def _dotted(release: Release) -> str:
-    return ".".join(map(str, release))

@@ -12,7 +12,7 @@ from workers.capacity.model_shape import ModelShape
 from workers.capacity.strategies import Prompts
 from workers.node.doctor.lines import Scribe
 from workers.servers.loads import ServerIdentity, ServerLoad
-from workers.supervisor.versions import is_newer_than_known, release_of
+from workers.supervisor.versions import is_newer_than_known, release_to_launch
 
 
 def judge_version(say: Scribe, version: str) -> None:
@@ -23,7 +23,7 @@ def judge_version(say: Scribe, version: str) -> None:
         )
         return
     try:
-        release = release_of(version)
+        release = release_to_launch(version)
     except UsageError as error:
         say.fault("version", str(error))
         return

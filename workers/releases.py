@@ -1,0 +1,48 @@
+"""Read which release of SGLang a version is, and since which release what differs. Pure.
+
+Found in the wheels of 0.5.7 (2026-01) to 0.5.23 (2026-10). What one place alone has to know of a
+release stands there: launch lines in `supervisor.versions`, caps in `capacity.capacity`, token ids
+in `client.token_ids`.
+"""
+
+import re
+from collections.abc import Mapping
+
+Release = tuple[int, int, int]
+
+OLDEST: Release = (0, 5, 7)
+"""The first with a strategy for the states of hybrid models."""
+
+NEWEST_KNOWN: Release = (0, 5, 23)
+
+STRATEGY_SINCE: Mapping[str, Release] = {
+    "no_buffer": OLDEST,
+    "extra_buffer": OLDEST,
+    "extra_buffer_lazy": (0, 5, 13),
+}
+
+AUTO_BUFFERS_SINCE: Release = (0, 5, 14)
+"""Since then `auto` means `extra_buffer` where the overlap scheduler runs; before, `no_buffer`."""
+
+_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
+_BEYOND: Release = (999, 0, 0)
+
+
+def release_of(version: str) -> Release | None:
+    """Read a version: 0.5.12.post1, 0.5.14rc1 and 0.5.14.dev3 count as the release they are of.
+
+    Returns:
+        None for what is no version, as a server built from a branch may tell.
+    """
+    found = _VERSION.match(version)
+    return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
+
+
+def release_or_newest(version: str) -> Release:
+    """Read a version; one that cannot be read counts as newer than all."""
+    return release_of(version) or _BEYOND
+
+
+def dotted(release: Release) -> str:
+    """Write a release as its version."""
+    return ".".join(map(str, release))
