@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.test_group_parent import free_tens
 from tests.support.fleet import Fleet, write_prompts
-from tests.support.server_process import wait_until
+from tests.support.server_process import steady_port, wait_until
 from tests.support.up_node import LIMIT_S, UpNode, environment, runs, told_json, workers_up
 from tests.support.watching import open_now
 from workers.simulator.log import read_log
@@ -149,6 +149,24 @@ def test_a_part_that_cannot_run_takes_no_other_down(fleet: Fleet) -> None:
     assert node.said().count("cannot run now (exit 4), and is tried again now and then") == 1
     [refused] = [row for row in node.record().rows if row.state == "restarting"]
     assert "is driven by worker group gpu" in refused.says
+
+
+def test_a_node_says_whom_it_waits_for_and_nothing_of_an_earlier_life(fleet: Fleet) -> None:
+    logs = fleet.folder / ".headrace" / "logs"
+    logs.mkdir(parents=True)
+    for name in ("group-gpu0", "sink"):
+        (logs / f"{name}.log").write_text("2026-11-30 10:00:00 INFO an earlier life\n")
+    port = steady_port()
+
+    node = UpNode(fleet, "--attach", f"http://127.0.0.1:{port}")
+    node.wait_row(GROUPS[0], "waiting")
+    node.process.send(signal.SIGTERM)
+
+    assert node.wait_end() == 143
+    assert "an earlier life" not in node.said()
+    assert f"worker group gpu0: waiting: the server at http://127.0.0.1:{port} cannot be" in (
+        node.said()
+    )
 
 
 def test_a_node_without_any_gpu_that_can_be_served_ends(fleet: Fleet) -> None:

@@ -79,7 +79,10 @@ class Node:
         self._redis = redis
         self._told = told
         self._show = show
-        self._logs = [PartLog(told.state_dir / "logs" / part.log) for part in parts]
+        # The children's own, which know where the lines of a part's present life begin.
+        self._logs = [
+            child.log or PartLog(told.state_dir / "logs" / part.log) for part, child in self._parts
+        ]
         self._rows: dict[str, Row] = {}
         self._stopped_by: list[int] = []
         self._stopping = False
@@ -140,6 +143,7 @@ class Node:
 
     def _stop(self) -> None:
         self._stopping = True
+        self._since = time.time()
         # A stop that nobody asked for by a signal is hurried by the first one.
         self._patience = min(len(self._stopped_by), 1)
         log.info("stopping: the worker groups first, then %s",

@@ -48,7 +48,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pid, started: The process of `workers up`; `started` as `process_start` gives it.
         host: Of the node.
-        since, at: Seconds since the epoch: when it began, when this was written.
+        since, at: Seconds since the epoch: when it came to this state, when this was written.
         state: running or stopping.
         redis: Its address, without a password.
         rows: Its parts.

@@ -62,6 +62,7 @@ class Child:
         ended: The exit code that says it is done; None while it is not.
         lives: How often it was started.
         since: Seconds since the epoch: when it came to stand as it does.
+        log: As given; it knows where the present life's lines begin.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Child:
         self.since = time.time()
         self._command = list(command)
         self._env = {**env, WATCHED_BY: str(os.getpid())}
-        self._log = log
+        self.log = log
         self._passing = passing
         self._final = final
         self._process: subprocess.Popen[bytes] | None = None
@@ -151,12 +152,12 @@ class Child:
                 self._back_off(now_s)
 
     def _start(self) -> None:
-        if self._log is None:
+        if self.log is None:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 self._command, env=self._env, stdin=subprocess.DEVNULL
             )
         else:
-            with self._log.opened() as file:
+            with self.log.opened() as file:
                 self._process = subprocess.Popen(  # noqa: S603 - our own program
                     self._command, env=self._env, stdin=subprocess.DEVNULL, stdout=file,
                     stderr=file, process_group=0,
@@ -188,7 +189,7 @@ class Child:
         self._backoff_s = min(self._backoff_s * 2, LONGEST_BACKOFF_S)
 
     def _note_fatal(self, code: int, now_s: float) -> None:
-        why = "the reason stands above" if self._log is None else self._log.last_line()
+        why = "the reason stands above" if self.log is None else self.log.last_line()
         if code not in self._passing:
             self.failed = code
             log.error("%s cannot run (exit %d): %s", self.name, code, why)

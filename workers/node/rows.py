@@ -33,7 +33,7 @@ def row_of(
             state = "running"
         elif part.kind == "server" and server is not None and server.supervisor.pid == child.pid:
             state, says = server.state, of_server(server)
-        elif part.kind == "worker group" and figures is not None:
+        elif part.kind == "worker group" and figures is not None and not _unasked(figures):
             state, says = figures.state, of_group(figures)
             if state == "ready" and not figures.in_flight and not figures.completed:
                 # What it waits for before its first request, as for slots after Redis began anew.
@@ -46,6 +46,11 @@ def row_of(
         says=says or ("" if state == "ended" else log.last_line()),
         log=str(log.path),
     )
+
+
+def _unasked(figures: GroupFigures) -> bool:
+    """Whether a worker group has not asked its server yet, and so cannot say how that is."""
+    return figures.state == "waiting" and not figures.detail
 
 
 def of_server(record: ServerRecord) -> str:

@@ -74,7 +74,8 @@ class ServerWatch:
         self._ever_ready = False
         self._out_of_sight = False
         self.state = "waiting"
-        self.detail = "not asked yet"
+        # Nothing to tell of it before it was asked.
+        self.detail = ""
         self.identity: ServerIdentity | None = None
         self.load: ServerLoad | None = None
         self.restarts = 0
