@@ -88,6 +88,12 @@ class Tally(msgspec.Struct):
     kept: int = 0
     lost: int = 0
 
+    @property
+    def all_done(self) -> bool:
+        """Whether all prompts of the call were completed before it."""
+        others = self.added + self.queued + self.failed + self.cancelled + self.restored
+        return self.completed > 0 and not others + self.retried + self.replaced + self.lost
+
 
 class Outcome(msgspec.Struct, kw_only=True):
     """What came of a call.

@@ -80,6 +80,15 @@ def next_lines(
     url = shown_url(outcome.redis)
     # embedded:DIR is an address for us, and a socket for RQ's tools.
     ours = shlex.quote(given) if given and given.startswith("embedded:") else url
+    if outcome.tally.all_done and not pilot:
+        # No server has anything to do for these; of the run there may be more.
+        return [
+            *_how_to_set(outcome.redis, url),
+            f"producer status {outcome.run} --redis {ours}",
+            f"producer verify {outcome.run} --redis {ours}",
+            f"producer export {outcome.run} --to answers.jsonl --redis {ours}",
+            *_how_to_stop(given),
+        ]
     return [
         *_how_to_set(outcome.redis, url),
         f"workers up --attach 30000 --redis {ours}  # 30000-30007 beside eight servers",

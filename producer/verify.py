@@ -158,8 +158,7 @@ def _headline(verdict: Verdict) -> str:
         why = f"{left:,} have no result yet" if left else "more prompts may come (not sealed)"
         if verdict.waits is not None:
             answers = count_of(verdict.waits, "answer")
-            why += f"; the run goes on: {answers} {'waits' if verdict.waits == 1 else 'wait'}"
-            why += " for a sink"
+            why += f"; the run goes on: {answers} in Redis, not stored yet"
         return f"NOT DONE: run {run}: {counts}; {why}; what is there is as it was written"
     return f"NOT PROVEN: run {run}: {counts}; {verdict.findings.counts.total():,} faults found"
 

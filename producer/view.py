@@ -79,7 +79,7 @@ def _lines(figures: Figures) -> Iterator[str]:
     ) + (f" ({figures['unfed']:,} of them wait in the output)" if figures["unfed"] else "")
     stored = f"stored {figures['s3_uploaded']:,} rows, {size(figures['s3_bytes'])}"
     if figures["stream_entries"]:
-        stored += f" ({figures['stream_entries']:,} wait for a sink)"
+        stored += f" ({figures['stream_entries']:,} more in Redis)"
     parts = [stored, f"at work {duration(figures['elapsed_hours'])}"]
     if figures["completed"]:
         mean = figures["mean_output_tokens"] or figures["avg_output_tokens"]

@@ -74,7 +74,7 @@ async def test_what_is_open_ends_by_itself_and_nothing_more_is_opened(
             )
             assert ours.hold().open == BOUND
             figures = made.engine._showing.figures()
-            assert figures.detail == "drained by workers restart at test: no_buffer"
+            assert figures.detail == "for workers restart at test: no_buffer"
 
             hold.go.set()
             await empty(ours)

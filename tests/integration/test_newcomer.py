@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 
@@ -18,7 +19,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.run_world import RUN, World
 from tests.support.server_process import wait_until
 from tests.support.sink_process import SinkProcess
-from tests.support.sinks import run_sink
+from tests.support.sinks import drain, run_sink
 from tests.support.skips import skip_cannot_run
 from workers.engine.eligible import Eligible
 
@@ -151,6 +152,26 @@ def test_the_next_lines_name_all_that_a_run_needs(
     assert shlex.split(lines[2]) == ["rq", "info", "-u", valkey.tcp_url, "p"]
     shown = shlex.split(lines[1])
     assert producer(*shown[1:], cwd=tmp_path).code == 0
+
+
+def test_where_all_is_done_no_server_is_to_be_started(
+    world: World, ask: Ask, tmp_path: Path
+) -> None:
+    rows = [{"id": n, **world.body(n)} for n in range(world.accepted)]
+    (tmp_path / "p.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
+    again = ("enqueue", "p.jsonl", "--run", RUN, "--max-tokens", "16")
+    assert "workers up" in ask(*again).err
+    world.finish(range(world.accepted))
+    drain(run_sink(world))
+
+    ended = ask(*again)
+
+    lines = [shlex.split(line) for line in ended.err.split("next:\n")[1].splitlines()]
+    assert [line[:3] for line in lines] == [
+        ["producer", verb, RUN] for verb in ("status", "verify", "export")
+    ]
+    # What is in this store was never made by a server, which verify is right to find.
+    assert 2 not in {producer(*line[1:], cwd=tmp_path).code for line in lines}
 
 
 def test_an_embedded_redis_can_be_stopped_by_the_line_that_is_told(tmp_path: Path) -> None:

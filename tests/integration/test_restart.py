@@ -275,6 +275,7 @@ async def test_nothing_is_ordered_before_all_has_ended_and_it_ends_when_the_grou
                 done = await running
 
             assert done.state == "restarted"
+            assert not any("0 of 0" in each for each in restarting.said), "it has no bound yet"
             assert len(held(server)) >= 35 + 0.9 * 79, "the new bound is used, to a tenth"
             hold.go.set()
             await until(lambda: made.world.counts().completed == 200, "all to be completed")

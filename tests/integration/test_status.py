@@ -321,7 +321,7 @@ def test_a_run_that_goes_on_is_not_verified_as_if_it_lacked_answers(
     ended = ask("verify", RUN)
 
     assert ended.code == 1
-    assert "the run goes on: 3 answers wait for a sink" in ended.out
+    assert "the run goes on: 3 answers in Redis, not stored yet" in ended.out
     assert "id 5" not in ended.out
     assert "id 5" in ask("verify", RUN, "--output", world.store.url).out
     assert len(ask("verify", RUN, "--json").told["findings"]) == 10
@@ -335,7 +335,7 @@ def test_messages_name_one_thing_as_one(
 
     told = ask("verify", RUN).out
     assert "1 prompt;" in told
-    assert "1 answer waits for a sink" in told
+    assert "1 answer in Redis, not stored yet" in told
 
 
 def test_a_mistyped_run_is_told_the_nearest_name(

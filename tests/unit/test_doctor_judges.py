@@ -358,7 +358,7 @@ def test_the_servers_that_serve_has_launched_are_judged_by_their_records() -> No
 
 def test_the_parts_of_up_are_judged_by_its_record() -> None:
     me = {"pid": os.getpid(), "started": process_start(os.getpid()), "host": "h", "since": 0.0}
-    rows = [Row(name="sink", state="running"), Row(name="server gpu1", state="running")]
+    rows = [Row(name=name, state="running") for name in ("redis", "server gpu1", "sink")]
     node = NodeRecord(**me, at=0.0, state="running", redis="", rows=rows)  # type: ignore[arg-type]
     failed = msgspec.structs.replace(
         node, rows=[*rows, Row(name="server gpu0", state="failed", says="no GPU", log="x.log")]

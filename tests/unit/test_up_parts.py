@@ -19,8 +19,9 @@ from workers.node.node_record import NodeRecord, Row, only_one, read_node, write
 from workers.node.part_log import PartLog
 from workers.node.plan import Part, Told, plan
 from workers.node.processes import PASSING_CODES, Child
-from workers.node.rows import of_group, row_of
+from workers.node.rows import of_group, of_server, row_of
 from workers.node.table import duration, page
+from workers.supervisor.records import Process, ServerRecord
 
 HOST = "h"
 
@@ -274,6 +275,10 @@ def test_a_worker_group_says_what_it_does_or_waits_for() -> None:
         group="g", epoch="e", host=HOST, pid=1, server="s", state="waiting", detail="refused"
     )
     assert of_group(waiting) == "refused"
+    drained = msgspec.structs.replace(
+        figures, state="drained", in_flight=0, bound=0, detail="for X"
+    )
+    assert of_group(drained) == "12,345 done, for X", "its server is away"
 
 
 def test_a_worker_group_that_has_not_begun_says_what_its_log_does(tmp_path: Path) -> None:
@@ -295,6 +300,18 @@ def test_a_worker_group_that_has_not_begun_says_what_its_log_does(tmp_path: Path
     wait_until(lambda: not running.alive, "its end", 60)
 
     assert said == ["0 of 79 open, 0 done; INFO Redis is new", "3 of 79 open, 0 done"]
+
+
+@pytest.mark.parametrize(
+    ("restarts", "said"), [(0, "v"), (1, "v, restarted once"), (2, "v, restarted 2 times")]
+)
+def test_a_server_says_how_often_it_was_restarted(restarts: int, said: str) -> None:
+    record = ServerRecord(
+        name="gpu0@h", gpus=(0,), url="http://127.0.0.1:30000", port=30000,
+        supervisor=Process(pid=1, started="never"), state="ready", strategy="v", restarts=restarts,
+    )  # fmt: skip
+
+    assert of_server(record) == said
 
 
 def test_there_is_one_node_a_directory_and_a_gpu(tmp_path: Path) -> None:

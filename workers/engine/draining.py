@@ -63,12 +63,12 @@ class Draining:
         """
         new = drain.token != self.token
         self.token = drain.token
-        self._detail = one_line(f"drained by {drain.owner}: {drain.reason}")
+        self._detail = one_line(f"for {drain.owner}: {drain.reason}")
         self._stands_until_s = asked_s + DRAIN_TTL_MS / 1000
         self._deadline_s = asked_s + drain.left_ms / 1000
         if new:
             log.info(
-                "%s; no claims, what is open gets %.0f s",
+                "the server is drained %s; no claims, what is open gets %.0f s",
                 self._detail,
                 max(0.0, drain.left_ms / 1000),
             )

@@ -64,7 +64,9 @@ def of_server(record: ServerRecord) -> str:
         record.strategy,
         f"cap {record.cap}" if record.cap else "",
         f"{record.kv_tokens:,} KV tokens" if record.kv_tokens else "",
-        f"restarted {record.restarts} times" if record.restarts else "",
+        f"restarted {'once' if record.restarts == 1 else f'{record.restarts} times'}"
+        if record.restarts
+        else "",
     ]
     return ", ".join(filter(None, parts))
 
@@ -73,9 +75,11 @@ def of_group(figures: GroupFigures) -> str:
     """Say what a worker group does, or what it waits for."""
     if figures.state == "waiting":
         return figures.detail
+    # The server of one that is drained is away, or about to be.
+    rate = None if figures.state == "drained" else figures.gen_tokens_per_s
     parts = [
         f"{figures.in_flight} of {figures.bound} open" if figures.bound else "",
-        f"{figures.gen_tokens_per_s:,.0f} tok/s" if figures.gen_tokens_per_s is not None else "",
+        f"{rate:,.0f} tok/s" if rate is not None else "",
         f"{figures.completed:,} done",
         figures.detail,
     ]

@@ -98,7 +98,9 @@ def judge_node(say: Scribe, node: NodeRecord | None) -> None:
         log = f"; {row.log} says more" if row.log else ""
         say.fault("up", f"{row.name} has failed: {row.says or 'no reason is known'}{log}")
     if not failed:
-        say.ok("up", f"{len(node.rows)} parts of workers up")
+        # Its first line says how many there are likewise, without the Redis that it shows too.
+        parts = [row for row in node.rows if row.name != "redis"]
+        say.ok("up", f"{len(parts)} parts of workers up")
 
 
 def judge_records(say: Scribe, records: Sequence[ServerRecord]) -> None:

@@ -276,7 +276,8 @@ class ServerRestart:
                 most, grown_s = open_now, time.monotonic()
             if time.monotonic() - grown_s > SETTLED_S:
                 return  # there is not more to do
-            self._say("refilling", f"{open_now} of {bound} open")
+            # Without a bound its worker group has not had a token from it yet.
+            self._say("refilling", f"{open_now} of {bound} open" if bound else "no request yet")
             self._stop.wait(REFILL_LOOK_S)
 
     def _go_on(self) -> None:
