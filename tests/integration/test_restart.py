@@ -265,6 +265,9 @@ async def test_nothing_is_ordered_before_all_has_ended_and_it_ends_when_the_grou
                     lambda: any("draining: 35 open" in each for each in restarting.said),
                     "its waiting for what is open",
                 )
+                assert restarting.said[0] == (
+                    "draining: up to 35 open: its worker group has not heard of it yet"
+                )
                 assert ordered.taken == []
                 cap[0] = 72
                 hold.go.set()

@@ -166,5 +166,8 @@ class Emptied:
 def _told(held: Held, left_s: float) -> str:
     if held.unsure_ms and not held.open:
         return f"Redis is new: waiting {held.unsure_ms / 1000:.0f} s for others to speak"
-    deaf = f", {held.unheard} have not heard yet" if held.unheard else ""
-    return f"{held.open} open{deaf}, {left_s:.0f} s left for them"
+    if held.unheard:
+        # Of these only their slots are known, of which few may be in use.
+        deaf = "its worker group has" if held.unheard == 1 else f"{held.unheard} processes have"
+        return f"up to {held.open} open: {deaf} not heard of it yet"
+    return f"{held.open} open, {left_s:.0f} s left for them"
