@@ -245,8 +245,13 @@ def as_seen(
         state = "starting"
     elif state in {"ready", "wrong_model"} and run in group.left_out:
         state, detail = "wrong_model", group.left_out[run]
-    elif state == "ready" and None not in (model, group.model) and model != group.model:
-        state = "wrong_model"
+    elif (
+        state in {"ready", "wrong_model"}
+        and None not in (model, group.model)
+        and model != group.model
+    ):
+        # What it says of itself may be of another run; the warning has the two models.
+        state, detail = "wrong_model", ""
     elif state in {"ready", "wrong_model"} and pinned and group.identity:
         differs = difference(pinned, group.identity)
         state, detail = ("wrong_model", differs) if differs else (state, detail)

@@ -230,6 +230,12 @@ def test_another_runs_server_is_the_wrong_model_for_this_one_alone() -> None:
     assert "start an SGLang server of small at http://s:1" in warning
     assert figures(counts(), groups=[other], run="theirs", model="big")["status"] == "running"
 
+    of_another = msgspec.structs.replace(
+        other, state="wrong_model", detail="run x began otherwise"
+    )
+    told = figures(counts(in_flight=0), groups=[of_another], run="mine", model="small")
+    assert told["worker_groups"][0]["detail"] == "", "run x is not asked for"
+
 
 def test_a_server_of_the_right_model_that_was_started_otherwise_is_named() -> None:
     servers = [("small", "qwen3"), ("small", None), ("big", "qwen3")]
