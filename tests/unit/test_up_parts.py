@@ -278,7 +278,7 @@ def test_a_worker_group_says_what_it_does_or_waits_for() -> None:
     drained = msgspec.structs.replace(
         figures, state="drained", in_flight=0, bound=0, detail="for X"
     )
-    assert of_group(drained) == "12,345 done, for X", "its server is away"
+    assert of_group(drained) == "for X, 12,345 done", "its server is away"
 
 
 def test_a_worker_group_that_has_not_begun_says_what_its_log_does(tmp_path: Path) -> None:

@@ -73,14 +73,14 @@ def of_server(record: ServerRecord) -> str:
 
 def of_group(figures: GroupFigures) -> str:
     """Say what a worker group does, or what it waits for."""
-    if figures.state == "waiting":
-        return figures.detail
-    # The server of one that is drained is away, or about to be.
-    rate = None if figures.state == "drained" else figures.gen_tokens_per_s
+    done = f"{figures.completed:,} done"
+    if figures.state not in {"ready", "draining"}:
+        # Its server gives no token: why stands first, where a narrow table does not cut it off.
+        return ", ".join(filter(None, [figures.detail, done if figures.completed else ""]))
     parts = [
         f"{figures.in_flight} of {figures.bound} open" if figures.bound else "",
-        f"{rate:,.0f} tok/s" if rate is not None else "",
-        f"{figures.completed:,} done",
+        f"{figures.gen_tokens_per_s:,.0f} tok/s" if figures.gen_tokens_per_s is not None else "",
+        done,
         figures.detail,
     ]
     return ", ".join(filter(None, parts))
