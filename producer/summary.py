@@ -89,9 +89,11 @@ def next_lines(
             f"producer export {outcome.run} --to answers.jsonl --redis {ours}",
             *_how_to_stop(given),
         ]
+    # A Redis of this kind is for a trial, where there may be no server at all.
+    trial = ", or --simulate 2 without any" if ours != url else ""
     return [
         *_how_to_set(outcome.redis, url),
-        f"workers up --attach 30000 --redis {ours}  # 30000-30007 beside eight servers",
+        f"workers up --attach 30000 --redis {ours}  # 30000-30007 beside eight servers{trial}",
         f"producer status {outcome.run} --redis {ours}",
         *_how_to_go_on(outcome.run, ours, pilot, limit_from=limit_from),
         f"rq info -u {url} {outcome.run}",

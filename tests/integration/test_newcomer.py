@@ -184,6 +184,7 @@ def test_an_embedded_redis_can_be_stopped_by_the_line_that_is_told(tmp_path: Pat
         cwd=tmp_path,
     )
 
+    assert "or --simulate 2 without any" in ended.err
     [line] = [line for line in ended.err.splitlines() if "common.embedded" in line]
     words = shlex.split(line, comments=True)
     assert words[0] == "python"

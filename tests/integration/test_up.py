@@ -44,6 +44,7 @@ def test_a_node_serves_a_run_to_its_end_and_says_how_it_ended(fleet: Fleet) -> N
     node = UpNode(fleet, *attach(fleet), "--run", RUN, "--until-done")
 
     assert node.wait_end() == 1, "one prompt failed"
+    assert f"all that was asked for has ended: run {RUN} has ended" in node.said()
     counts = fleet.counts(RUN)
     assert (counts.completed, counts.failed) == (59, 1)
     assert fleet.prompt_requests() == 60

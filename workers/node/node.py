@@ -128,7 +128,8 @@ class Node:
     def _nothing_to_do(self) -> int | None:
         for part, child in self._parts:
             if part.kind == "sink" and child.ended is not None:
-                log.info("all that was asked for has ended")
+                how = child.log.last_line() if child.log else ""
+                log.info("all that was asked for has ended%s", f": {how}" if how else "")
                 return child.ended
         failed: dict[str, int] = {}
         for part, child in self._parts:
