@@ -9,7 +9,9 @@ import pytest
 from hypothesis import settings
 
 from tests.cases.table import TESTS
+from tests.support import programs
 from tests.support.skips import refuse_quiet_skip, skip_cannot_run
+from workers.simulator import launch
 
 REPOSITORY = Path(__file__).parents[1]
 IN_CI = os.environ.get("CI") == "true"
@@ -18,6 +20,8 @@ IN_CI = os.environ.get("CI") == "true"
 settings.register_profile("headrace", deadline=None)
 settings.load_profile("headrace")
 
+
+launch.start_program = programs.start
 
 # Whoever calls the suite under nohup ignores this signal, and so would all that tests start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -23,6 +23,7 @@ from common import snapshot
 from common.address import resolve_redis
 from common.connect import client_for
 from tests.conftest import REPOSITORY
+from tests.support import programs
 from tests.support.fleet import write_prompts
 from tests.support.server_process import ServerProcess, steady_port, wait_until
 from tests.support.watching import timed
@@ -78,7 +79,7 @@ class Node:
 
     def call(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, which must be a good one."""
-        done = subprocess.run(
+        done = programs.run(
             [sys.executable, "-m", *command],
             env=self.env,
             cwd=self.folder,

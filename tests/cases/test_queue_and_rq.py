@@ -15,6 +15,7 @@ from rq.serializers import JSONSerializer
 from rq.worker import Worker
 
 from common import names
+from tests.support import programs
 from tests.support.fleet import Fleet, write_prompts
 from tests.support.watching import (
     QUICK_SINK,
@@ -213,7 +214,7 @@ def test_b65_whoever_enqueues_at_once_each_prompt_is_asked_once(tmp_path: Path) 
 def at_once(fleet: Fleet, calls: list[list[str]]) -> list[dict[str, int]]:
     """Run producer commands side by side; all must end well."""
     running = [
-        subprocess.Popen(
+        programs.start(
             [sys.executable, "-m", "producer", *call],
             env={**fleet.env, "HEADRACE_REDIS": fleet.redis.url},
             cwd=fleet.folder,

@@ -17,6 +17,7 @@ from common import names
 from common.errors import RedisFullError
 from common.queue import Ledger
 from common.store.directory import DirectoryStore
+from tests.support import programs
 from tests.support.fleet import REPOSITORY, Fleet, write_prompts
 from tests.support.redis_server import RedisServer
 from tests.support.run_world import World
@@ -192,7 +193,7 @@ def test_an_address_that_is_none_is_told_without_its_password(tmp_path: Path, ur
 
 def call(folder: Path, url: str, *command: str) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end; well below what four time-outs of a working client take."""
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-m", *command],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "HEADRACE_REDIS": url},
         cwd=folder,

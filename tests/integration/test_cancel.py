@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from common.queue import Jobs
 from common.queue.cancels import Cancels
 from common.reconcile import adopt_run, reconcile
 from common.store.directory import DirectoryStore
+from tests.support import programs
 from tests.support.producer_cli import Ended, environment, producer
 from tests.support.queue_world import take
 from tests.support.redis_server import RedisServer
@@ -423,7 +423,7 @@ def test_a_person_is_asked_and_may_say_no(
     ours, theirs = pty.openpty()
     os.write(ours, answer)
 
-    ended = subprocess.run(
+    ended = programs.run(
         [sys.executable, "-m", "producer", "cancel", RUN],
         cwd=tmp_path,
         env=environment({"HEADRACE_REDIS": valkey.tcp_url}),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from common.queue.rights import acl_rights
-from tests.support import s3_proxy
+from tests.support import programs, s3_proxy
 from tests.support.producer_cli import Ended, environment
 from tests.support.redis_server import RedisServer
 from tests.support.s3 import S3Server
@@ -42,7 +42,7 @@ CLOSED = NOWHERE.replace("//", f"//someone:{PASSWORD}@")
 
 def doctor(*arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> Ended:
     """Run the command to its end, as a user does."""
-    ended = subprocess.run(
+    ended = programs.run(
         [sys.executable, "-m", "workers", "doctor", "--time-limit", "80", *map(str, arguments)],
         cwd=cwd,
         env=environment(env),

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.support import programs
 from tests.support.server_process import ServerProcess, steady_port, wait_until
 from tests.support.supervised import HYBRID, marked
 from workers.simulator.environment import simulated_python
@@ -50,7 +51,7 @@ class Node:
     def run(
         self, *flags: str, env: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
+        return programs.run(
             self.command(*flags),
             cwd=self.folder, env={**self.env, **(env or {})}, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=LIMIT_S, check=False,

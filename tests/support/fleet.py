@@ -17,6 +17,7 @@ import redis
 
 from common.models import Counts
 from common.queue import Runs
+from tests.support import programs
 from tests.support.redis_server import RedisServer
 from tests.support.server_process import ServerProcess, wait_until
 from workers.simulator.launch import SimulatorProcess
@@ -83,7 +84,7 @@ class Fleet:
 
     def producer(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a producer command to its end."""
-        done = subprocess.run(
+        done = programs.run(
             [sys.executable, "-m", "producer", *args],
             env=self.env,
             cwd=self.folder,

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support import programs
+
 LIMIT_S = 90.0
 
 
@@ -43,7 +45,7 @@ def running(
     *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """Start it, and kill it at the end if it has not ended."""
-    process = subprocess.Popen(
+    process = programs.start(
         [sys.executable, "-m", "producer", *map(str, arguments)],
         cwd=cwd,
         env=environment(env),

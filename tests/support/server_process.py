@@ -1,20 +1,19 @@
 """Server processes that tests start: ready when they answer, dead when a test says so."""
 
 import contextlib
-import ctypes
 import itertools
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.support import programs
+
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 15.0
-_PR_SET_PDEATHSIG = 1
 
 
 def free_port() -> int:
@@ -49,12 +48,6 @@ def wait_until(condition: Callable[[], bool], what: str, limit_s: float = START_
         time.sleep(0.01)
 
 
-def _die_with_parent() -> None:
-    # A killed pytest must not leave servers behind. Only Linux can promise that.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 class ServerProcess:
     """One process; its output goes to `log`, whose end is told when it does not come up."""
 
@@ -63,14 +56,14 @@ class ServerProcess:
     ) -> None:
         self.log = log
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [str(part) for part in command],
+            self._process = programs.start(
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=env,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - no thread holds a lock it needs
                 cwd=log.parent,
+                dies_with_us=True,
             )
 
     @property

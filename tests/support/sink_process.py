@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from common.crashpoints import VARIABLE
+from tests.support import programs
 
 LIMIT_S = 60.0
 
@@ -37,7 +38,7 @@ class SinkProcess:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RQ_")}
         self.log = folder / f"sink-{crash_at or 'log'}.txt"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process = programs.start(
                 [
                     *before,
                     *(sys.executable, "-m", "workers.cli", "sink", "--poll", "0.05"),

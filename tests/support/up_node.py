@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 
+from tests.support import programs
 from tests.support.fleet import Fleet
 from tests.support.server_process import ServerProcess, wait_until
 from tests.support.watching import exit_code, timed
@@ -126,7 +127,7 @@ def workers_up(
     fleet: Fleet, env: dict[str, str], *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     """`workers up` with these arguments, to its end."""
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-m", "workers", "up", *arguments],
         env=env,
         cwd=fleet.folder,

@@ -1,0 +1,191 @@
+"""Start programs of ours as users do, in processes of their own; where it is the same, at once.
+
+`start` and `run` are `subprocess.Popen` and `subprocess.run`. Of `python -m producer` and the like
+the process is forked from one that has imported them (`tests.support.nursery`), which saves most
+of what a start costs; with anything that such a process cannot have (another interpreter's
+options, settings that are read at import, a `preexec_fn`) it is started as any other program.
+HEADRACE_TEST_EXEC=1 starts all of them so.
+"""
+
+import array
+import atexit
+import ctypes
+import inspect
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODULES = frozenset({"producer", "workers", "workers.cli", "workers.simulator"})
+ALWAYS_EXEC = "HEADRACE_TEST_EXEC"
+
+_READ_WHEN_CALLED = ("HEADRACE_", "RQ_", "AWS_", "PYTEST_", "XDG_")
+_READ_AT_IMPORT = ("HEADRACE_LEASES", "HEADRACE_TEST_")
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def start(
+    command: Sequence[str | Path], *, dies_with_us: bool = False, **options: Any
+) -> "subprocess.Popen[Any]":
+    """Start a program (see `subprocess.Popen`).
+
+    Args:
+        command: The program and its arguments.
+        dies_with_us: A killed pytest takes it along.
+        options: Of `subprocess.Popen`.
+    """
+    words = [str(part) for part in command]
+    if _can_fork(words, options):
+        return _Forked(words, dies_with_us=dies_with_us, **options)
+    if dies_with_us:
+        options["preexec_fn"] = die_with_parent
+    return _start_anew(words, **options)
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    input: bytes | str | None = None,  # noqa: A002 - as `subprocess.run` has it
+    capture_output: bool = False,
+    timeout: float | None = None,
+    check: bool = False,
+    **options: Any,
+) -> "subprocess.CompletedProcess[Any]":
+    """Run a program to its end (see `subprocess.run`)."""
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start(command, **options) as process:
+        try:
+            out, err = process.communicate(input, timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+_start_anew: "Callable[..., subprocess.Popen[Any]]" = subprocess.Popen
+
+
+def die_with_parent() -> None:
+    """Be killed when the process that started this one ends; for `preexec_fn`."""
+    # A killed pytest must not leave servers behind. Only Linux can promise that.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _can_fork(words: Sequence[str], options: Mapping[str, Any]) -> bool:
+    if sys.platform != "linux" or os.environ.get(ALWAYS_EXEC):
+        return False
+    if words[:2] != [sys.executable, "-m"] or len(words) < 3 or words[2] not in MODULES:
+        return False
+    known = {"cwd", "env", "stdin", "stdout", "stderr", "text", "start_new_session"}
+    return not options.keys() - known and _Nursery.here().knows(options.get("env"))
+
+
+class _Nursery:
+    """The process that forks, one for each process that runs tests."""
+
+    _one: "_Nursery | None" = None
+    _lock = threading.RLock()
+
+    @classmethod
+    def here(cls) -> "_Nursery":
+        with cls._lock:
+            if cls._one is None or cls._one.pid != os.getpid():
+                cls._one = cls()
+            return cls._one
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._environment = dict(os.environ)
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            # It ends when nobody holds the other end any more.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.nursery"], stdin=its.fileno(), cwd=REPOSITORY
+            )
+        self._control = ours
+        self._libc = ctypes.CDLL(None)
+        atexit.register(self._close)
+
+    def knows(self, environment: Mapping[str, str] | None) -> bool:
+        """Whether what it has imported is the same in that environment."""
+        wanted = os.environ if environment is None else environment
+        for name in wanted.keys() | self._environment.keys():
+            if wanted.get(name) == self._environment.get(name):
+                continue
+            if name == "PYTHONPATH" and wanted.get(name, str(REPOSITORY)) == str(REPOSITORY):
+                continue
+            if name.startswith(_READ_AT_IMPORT) or not name.startswith(_READ_WHEN_CALLED):
+                return False
+        return True
+
+    def fork(self, order: dict[str, Any], descriptors: Sequence[int]) -> int:
+        """Have a child of this process that carries out an order; returns its process id."""
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        with self._lock:
+            # For this moment alone: what others orphan is not ours to bury.
+            self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                self._control.sendmsg([json.dumps(order).encode()], [rights])
+                told = self._control.recv(64)
+            finally:
+                self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        if not told:
+            raise RuntimeError(f"the nursery has ended: {self._process.wait()}")
+        return int(told)
+
+    def _close(self) -> None:
+        if self.pid == os.getpid():
+            self._control.close()
+            self._process.wait()
+
+
+class _Forked(subprocess.Popen[Any]):
+    """A process of the nursery, in all else as `subprocess` has it."""
+
+    def __init__(self, words: Sequence[str], *, dies_with_us: bool, **options: Any) -> None:
+        self._dies_with_us = dies_with_us
+        super().__init__(words, **options)
+
+    # Nobody else's business, and yet the one place where `Popen` starts what it stands for.
+    @override
+    def _execute_child(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
+        given = _EXECUTE_CHILD.bind(self, *args, **kwargs).arguments
+        pipes = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        words, env = given["args"], given["env"]
+        order = {
+            "module": words[2],
+            "arguments": words[3:],
+            "env": dict(os.environ if env is None else env),
+            "folder": os.path.realpath(given["cwd"] or Path.cwd()),
+            "parent": os.getpid(),
+            "session": given["start_new_session"],
+            "dies_with_parent": self._dies_with_us,
+        }
+        try:
+            self.pid = _Nursery.here().fork(
+                order, [own if pipe == -1 else pipe for own, pipe in enumerate(pipes)]
+            )
+            self._child_created = True
+        finally:
+            names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+            self._close_pipe_fds(*(given[name] for name in names))  # type: ignore[attr-defined]
+
+
+_EXECUTE_CHILD = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
