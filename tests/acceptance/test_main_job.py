@@ -10,7 +10,7 @@ from common import snapshot
 from tests.support.fleet import HASH_MARK, Fleet, write_prompts
 from workers.simulator.hashing import request_hash
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 def test_a_file_becomes_one_completion_a_prompt(tmp_path: Path) -> None:

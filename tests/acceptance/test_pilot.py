@@ -10,7 +10,7 @@ import pytest
 from tests.support.fleet import Fleet, write_prompts
 from tests.support.watching import QUICK_SINK
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 

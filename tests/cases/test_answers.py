@@ -15,7 +15,7 @@ from tests.support.fleet import Fleet
 from tests.support.scripted_server import Reply, answer
 from tests.support.watching import QUICK_SINK
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 ATTEMPTS = 2

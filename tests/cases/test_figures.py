@@ -27,7 +27,7 @@ from tests.support.queue_world import SECRET
 from tests.support.run_world import RUN, World
 from tests.support.scripted_server import Reply, answer, scripted_server
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.cases]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.cases]
 
 
 def figures_of(client: "redis.Redis") -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.s3 import S3Server
 from tests.support.watching import QUICK_SINK
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 INPUTS = REPOSITORY / "tests" / "data" / "inputs"
 MANY = int(os.environ.get("HEADRACE_CASES_ROWS", "30000"))

@@ -16,7 +16,7 @@ from common.queue.ledger import request_timeout_s
 from tests.support.fleet import Fleet, write_prompts
 from tests.support.watching import QUICK_SINK, of_prompts, open_now
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 CONTEXT = 4096

@@ -26,7 +26,7 @@ from tests.support.watching import (
 )
 from workers.timing import Timing
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 

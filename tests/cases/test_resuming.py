@@ -14,7 +14,7 @@ from tests.support.fleet import Fleet, write_prompts
 from tests.support.rq_tools import RqTools
 from tests.support.watching import QUICK_SINK, open_now, write_rows
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 

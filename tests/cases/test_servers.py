@@ -10,7 +10,7 @@ from tests.support.fleet import Fleet, write_prompts
 from tests.support.server_process import ServerProcess, wait_until
 from tests.support.watching import QUICK_SINK, of_prompts, timed, wait_state
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.cases]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.cases]
 
 RUN = "job"
 

@@ -13,7 +13,7 @@ from tests.support.deployed import BIN, SYSTEMD
 from tests.support.own_systemd import LIMIT_S, OwnSystemd
 from tests.support.server_process import wait_until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 SERVER, GROUP, SINK = "headrace-server@0", "headrace-group@0", "headrace-sink"
 NODE, TARGET = "headrace-node", "headrace.target"

@@ -16,7 +16,7 @@ BOUND = 16
 QUICK = ("--batch-seconds", "1", "--first-batch-seconds", "1")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_kills_during_a_cancel_end_every_prompt_once_and_another_run_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -67,7 +67,7 @@ def all_stored(fleet: Fleet, run: str) -> bool:
     return not counts.queued + counts.in_flight + counts.stream_entries
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_open_requests_are_aborted_at_the_server_within_seconds(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "job.jsonl", 40)
     with Fleet(tmp_path, latency="fixed:0.1", cap=8) as fleet:

@@ -19,7 +19,7 @@ PROMPTS, AT_ONCE, TAKEN = 32, 8, 3
 TEN_MINUTES_S = 600
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_b77_clocks_that_disagree_take_no_job_away_and_show_nothing_negative(
     tmp_path: Path,
 ) -> None:

@@ -21,7 +21,7 @@ from tests.support.scripted_server import Page, Reply, scripted_server
 from tests.support.server_process import free_port
 from workers.engine import draining, emptying
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 BOUND = 4
 

@@ -161,7 +161,7 @@ def stored(fleet: Fleet, run: str) -> bool:
     return counts.cancelled == counts.total and not counts.stream_entries
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_b96_another_program_and_two_runs_with_equal_ids_keep_to_their_own(fleet: Fleet) -> None:
     out = {name: fleet.folder / f"out_{name}" for name in RUNS}
     theirs = RqTools("3", fleet.redis.tcp_url)

@@ -11,7 +11,7 @@ from tests.support.fleet import Fleet, read_rows, write_prompts
 QUICK = ("--batch-seconds", "1", "--first-batch-seconds", "1")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_a_paused_run_is_forgotten_while_another_goes_on_and_comes_back_from_its_store(
     tmp_path: Path,
 ) -> None:

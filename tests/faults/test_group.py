@@ -36,7 +36,7 @@ from tests.support.watching import (
 )
 from workers.engine.lives import process_start
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 PASSWORD = "hunter2"

@@ -11,7 +11,7 @@ from common import names
 from tests.support.fleet import Fleet, write_prompts
 from tests.support.watching import QUICK_SINK, timed
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 QUICK = timed(audit_every_s=0.5)

@@ -20,7 +20,7 @@ from workers.engine import marking
 
 RUN = "demo"
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 class Served:

@@ -18,7 +18,7 @@ from workers.engine.desk import Bell
 from workers.engine.engine import Engine
 from workers.engine.mishaps import InternalError
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 Break = Callable[[Engine, Callable[..., Any]], None]
 

@@ -14,7 +14,7 @@ from tests.support.fleet import Fleet, write_prompts
 from tests.support.server_process import ServerProcess, wait_until
 from tests.support.watching import QUICK_SINK, exit_code, open_now, timed
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 PASSWORD = "hunter2"

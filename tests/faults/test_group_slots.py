@@ -27,7 +27,7 @@ from workers.client.requests import Request
 from workers.client.sglang import SGLangClient
 from workers.timing import Timing
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 BOUND = 4
 TTL_S = 1.5

@@ -22,7 +22,7 @@ from tests.support.queue_world import QueueWorld
 from tests.support.scripted_server import Reply, answer, scripted_server
 from tests.support.server_process import free_port
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 GOOD = Reply(body=answer("hi"))
 NO_RENEWAL = msgspec.structs.replace(QUICK, leases_every_s=600.0, reap_every_s=600.0)

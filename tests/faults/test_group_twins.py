@@ -16,7 +16,7 @@ from tests.support.fleet import Fleet, write_prompts
 from tests.support.server_process import wait_until
 from tests.support.watching import QUICK_SINK, members, of_prompts, open_now, timed
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 BOUND = 8

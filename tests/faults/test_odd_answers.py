@@ -11,7 +11,7 @@ from tests.support.fleet import Fleet, write_prompts
 from tests.support.scripted_server import Reply, answer
 from tests.support.watching import QUICK_SINK
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "odd"
 SAME = "All prompts get this answer, word for word, and it is a long one. " * 4

@@ -26,14 +26,14 @@ from tests.support.watching import QUICK_SINK, members, open_now, timed
 
 RUN = "job"
 SMALL = "8mb"
-TOO_MANY = 16_000
-"""Prompts that do not fit into SMALL."""
+TOO_MANY = 12_000
+"""Prompts of which SMALL does not even hold the ledger; of half as many it holds that at most."""
 
 LEASE_S = 2.0
 QUICK_LEASES = {"lease_s": LEASE_S, "leases_every_s": 0.3, "reap_every_s": 0.05}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_a_frozen_redis_costs_no_living_process_its_leases(tmp_path: Path) -> None:
     # What a process had asked for before the freeze is carried out after it, when every lease has
     # run out: a reap among it must not take what others renew a moment later.
@@ -76,9 +76,9 @@ def small_redis() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_more_prompts_than_redis_holds_leave_room_for_the_work_on_them(tmp_path: Path) -> None:
-    prompts = write_prompts(tmp_path / f"{RUN}.jsonl", TOO_MANY)
+    prompts = write_prompts(tmp_path / f"{RUN}.jsonl", TOO_MANY // 2)
     with small_redis() as server, Fleet(tmp_path, redis=server, latency="0", cap=64) as fleet:
         enqueue = fleet.spawn("enqueue", "producer", *fleet.enqueue_arguments(prompts))
         wait_until(lambda: "full" in enqueue.tail(), "enqueue to wait for room")
@@ -90,11 +90,11 @@ def test_more_prompts_than_redis_holds_leave_room_for_the_work_on_them(tmp_path:
         fleet.wait(lambda: not enqueue.alive(), "enqueue to end")
         counts = fleet.wait_done(RUN)
 
-        assert (counts.total, counts.completed) == (TOO_MANY, TOO_MANY)
+        assert (counts.total, counts.completed) == (TOO_MANY // 2,) * 2
         fleet.verify(RUN)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_a_run_that_lost_its_redis_goes_on_in_a_smaller_one(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / f"{RUN}.jsonl", TOO_MANY)
     with (

@@ -12,7 +12,7 @@ from tests.support.fleet import Fleet, write_prompts
 from tests.support.watching import QUICK_SINK
 from workers.simulator.launch import SimulatorProcess
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 

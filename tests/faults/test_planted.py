@@ -14,7 +14,7 @@ from common import names
 from tests.support.fleet import Fleet, write_prompts
 from tests.support.watching import QUICK_SINK
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 PROMPTS = 40

@@ -11,7 +11,7 @@ QUICK = ("--batch-seconds", "1", "--first-batch-seconds", "1")
 COUNT = 150
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_runs_with_equal_ids_keep_to_themselves_and_no_stuck_one_blocks_another(
     tmp_path: Path,
 ) -> None:
@@ -60,7 +60,7 @@ def params_of(row: dict[str, object]) -> dict[str, object]:
     return params
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_a_run_that_paused_itself_goes_on_after_retry_and_resume(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "job.jsonl", 100)
     with Fleet(tmp_path, latency="0", cap=2) as fleet:

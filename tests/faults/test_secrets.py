@@ -30,7 +30,7 @@ from tests.support.telltale import (
 )
 from tests.support.watching import QUICK_SINK, timed
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 PASSWORD = "canary-secret-of-redis"

@@ -15,7 +15,7 @@ from workers.simulator.environment import simulated_python
 from workers.simulator.log import read_log
 from workers.supervisor.records import ServerRecord, ask, read_record
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 HOST = "node1"

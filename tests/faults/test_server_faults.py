@@ -34,7 +34,7 @@ from tests.support.watching import (
 )
 from workers.simulator.log import Served
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 

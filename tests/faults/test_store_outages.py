@@ -42,7 +42,7 @@ def remount(folder: Path, option: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{option}", str(folder)], check=True)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_a_full_disk_is_told_and_goes_on_when_there_is_room(
     tmp_path: Path, small_disk: Path
 ) -> None:
@@ -63,7 +63,7 @@ def test_a_full_disk_is_told_and_goes_on_when_there_is_room(
         fleet.verify(RUN)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_a_disk_that_turns_read_only_is_waited_for(tmp_path: Path, small_disk: Path) -> None:
     prompts = write_prompts(tmp_path / f"{RUN}.jsonl", PROMPTS)
     output = str(small_disk / "out")

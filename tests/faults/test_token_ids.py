@@ -13,7 +13,7 @@ from tests.support.watching import QUICK_SINK, figures, of_prompts, timed, wait_
 from workers.simulator import text
 from workers.simulator.launch import SimulatorProcess
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 CHAT: list[dict[str, Any]] = [

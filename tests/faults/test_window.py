@@ -24,7 +24,7 @@ def done(fleet: Fleet, goal: int) -> bool:
     return fleet.counts(RUN).completed >= goal
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_sinks_that_feed_may_be_killed_and_the_window_holds(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / f"{RUN}.jsonl", PROMPTS)
     with Fleet(tmp_path, servers=1, latency="0.01", cap=16) as fleet:
@@ -49,7 +49,7 @@ def test_sinks_that_feed_may_be_killed_and_the_window_holds(tmp_path: Path) -> N
         fleet.verify(RUN)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_worker_group_feeds_where_no_sink_runs(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / f"{RUN}.jsonl", 300)
     with Fleet(tmp_path, servers=1, latency="0.01", cap=16) as fleet:
@@ -58,7 +58,7 @@ def test_a_worker_group_feeds_where_no_sink_runs(tmp_path: Path) -> None:
         fleet.wait(lambda: fleet.counts(RUN).completed == 300, "all to be done", 90)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_redis_that_is_wiped_gets_everything_back(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / f"{RUN}.jsonl", PROMPTS)
     with Fleet(tmp_path, servers=1, latency="0.01", cap=16) as fleet:

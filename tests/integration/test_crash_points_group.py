@@ -26,7 +26,7 @@ from workers.sink.run_sink import Standing
 
 BOUND = 3
 PROMPTS = 8
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 QUICK = {
     "slots_every_s": 0.3,
     "leases_every_s": 0.2,

@@ -114,7 +114,7 @@ def test_b63_results_wait_without_end_and_lost_job_hashes_break_no_count(
     world.check()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_b65_a_file_enqueued_twice_at_the_same_moment_is_queued_once(
     valkey: RedisServer, redis_client: "redis.Redis", tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ import redis
 from tests.support.farm import Farm
 from tests.support.queue_world import QueueWorld
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture

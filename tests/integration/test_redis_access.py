@@ -62,7 +62,7 @@ def tls_url(port: int, files: dict[str, Path], *, user: str = "") -> str:
     return f"rediss://{user}127.0.0.1:{port}/0?{query}"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_a_run_goes_through_over_tls_with_a_client_certificate_and_the_least_rights(
     tls: tuple[RedisServer, int], authority: Authority, tmp_path: Path
 ) -> None:

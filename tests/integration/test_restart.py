@@ -30,7 +30,7 @@ from workers.node.restart.server import ServerRestart, Told
 from workers.options import slots_server
 from workers.supervisor.records import read_wanted
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 URL = "http://127.0.0.1:39999"
 SERVER = slots_server(URL, HOST)

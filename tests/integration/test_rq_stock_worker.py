@@ -21,7 +21,7 @@ def world(redis_client: "redis.Redis") -> QueueWorld:
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_a_stock_worker_fails_the_jobs_visibly_and_the_audit_puts_them_back(
     tools: RqTools, redis_client: "redis.Redis", serializer: str
 ) -> None:

@@ -20,7 +20,7 @@ from workers.simulator.environment import simulated_python
 from workers.supervisor.records import ServerRecord, read_records
 
 HOST = "node1"
-LIMIT_S = 50.0
+LIMIT_S = 150.0
 
 
 class Node:

@@ -29,7 +29,7 @@ from workers.sink.run_sink import RunSink
 
 MOST_PROMPTS = 40
 PARTITIONS = 2
-LIMIT_S = 30.0
+LIMIT_S = 150.0
 
 numbers = st.integers(0, MOST_PROMPTS - 1)
 sink_names = st.sampled_from(["one", "other"])

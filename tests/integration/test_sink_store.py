@@ -22,7 +22,7 @@ from tests.support.sinks import (
 )
 from workers.sink.run_sink import Standing
 
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from workers.engine.stopping import ABORTS_S
 from workers.options import DEFAULT_GRACE_S
 from workers.timing import Timing
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 LIMIT_S = 90.0

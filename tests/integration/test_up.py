@@ -15,7 +15,7 @@ from tests.support.up_node import LIMIT_S, UpNode, environment, runs, told_json,
 from tests.support.watching import open_now
 from workers.simulator.log import read_log
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 RUN = "job"
 GROUPS = ("worker group gpu0", "worker group gpu1")

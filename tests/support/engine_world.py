@@ -25,7 +25,7 @@ from workers.timing import Timing
 
 GROUP = "gpu0@test"
 HOST = "test"
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 QUICK = Timing(
     ask_again_s=0.05,
     load_every_s=0.1,

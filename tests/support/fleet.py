@@ -142,7 +142,7 @@ class Fleet:
         assert parts + counts.in_flight + counts.queued == counts.total, counts
         return counts
 
-    def wait(self, condition: Callable[[], bool], what: str, limit_s: float = 60) -> None:
+    def wait(self, condition: Callable[[], bool], what: str, limit_s: float = 150) -> None:
         """Wait for a condition; a process that ended by itself is named with its last words."""
 
         def holds() -> bool:
@@ -152,7 +152,7 @@ class Fleet:
 
         wait_until(holds, what, limit_s)
 
-    def wait_done(self, run: str, limit_s: float = 120) -> Counts:
+    def wait_done(self, run: str, limit_s: float = 300) -> Counts:
         """Wait until every prompt has ended and the store says so."""
         self.wait(lambda: self.has_ended(run), f"run {run} to end ({self.counts(run)})", limit_s)
         return self.counts(run)

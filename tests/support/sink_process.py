@@ -11,7 +11,7 @@ from typing import Self
 from common.crashpoints import VARIABLE
 from tests.support import programs
 
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 
 
 class SinkProcess:
