@@ -402,6 +402,20 @@ def test_a_server_without_radix_cache_is_told_what_its_memory_holds() -> None:
     )
 
 
+def test_a_pool_whose_size_was_asked_for_is_said_to_bind_without_radix_cache_too() -> None:
+    """As `workers restart --strategy no_radix` leaves it, where its size stood in the flags."""
+    told = msgspec.structs.replace(
+        JOB, strategy="no_radix", states=60, asked_states=60, asked=100, cap=60
+    )
+    found = diagnose(told, shape=QWEN3_NEXT, prompts=Prompts(tokens=3_250))
+
+    assert found.binds == "mamba pool"
+    assert found.advice == (
+        "about 99 would fit into the same memory, split otherwise: "
+        "`workers restart -- --max-running-requests 99 --max-mamba-cache-size 99`"
+    )
+
+
 # --- Before a launch -----------------------------------------------------------------------------
 
 

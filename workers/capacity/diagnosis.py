@@ -222,9 +222,10 @@ def _advice(found: Diagnosis, facts: ServerFacts, prompts: Prompts) -> str:
             f"its memory holds {_about(prompts)} {mine.most:,}, ask for more: "
             f"{_restart(mine, facts)}"
         )
-    if found.binds == "mamba pool" and mine and mine.resized and _gains(mine.resized, cap):
+    if found.binds == "mamba pool" and mine and _gains(mine.most, cap):
+        # Also without a prefix cache, where the size of the pool was asked for and so stood.
         return (
-            f"about {mine.resized:,} would fit into the same memory, split otherwise: "
+            f"about {mine.most:,} would fit into the same memory, split otherwise: "
             f"{_restart(mine, facts)}"
         )
     return ""
