@@ -151,8 +151,9 @@ class Keeper:
             if await self._watch.quiet():
                 reply = await self._desk.ask(lambda: self._take(wanted, "", quiet=True))
             else:
-                log.info("Redis is new: waiting %d ms for others to declare slots", reply.wait_ms)
-                return min(reply.wait_ms / 1000 + 0.1, self._timing.slots_every_s)
+                wait_s = reply.wait_ms / 1000
+                log.info("Redis is new: waiting %.0f s for others to declare slots", wait_s)
+                return min(wait_s + 0.1, self._timing.slots_every_s)
         while reply.what == "settle":
             dead = reply.other
             await self._abort(dead)
