@@ -13,12 +13,18 @@ from tests.support.skips import skip_cannot_run
 ServerWith = Callable[..., RealServer]
 
 
-@pytest.fixture(scope="session")
-def server_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerWith]:
-    """Give a running server with these flags; it is started where the last one had others."""
+def found_place() -> Place:
+    """Where SGLang is set up; the test is left out where it is not."""
     place = Place.found()
     if place is None:
         skip_cannot_run("no SGLang is set up; `make real` does that, once")
+    return place
+
+
+@pytest.fixture(scope="session")
+def server_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerWith]:
+    """Give a running server with these flags; it is started where the last one had others."""
+    place = found_place()
     running: list[RealServer] = []
 
     def give(*flags: str) -> RealServer:

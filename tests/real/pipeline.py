@@ -5,7 +5,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,9 +14,12 @@ import msgspec
 from common import catalog
 from common.connect import connect
 from common.embedded import embedded_redis, stop_embedded
+from common.marks import archive
+from common.marks.mark import Mark
 from common.models import Counts
 from common.queue import GroupFigures, Groups, Runs
 from common.store import open_store
+from tests.real.server import LOOK_EVERY_S
 from tests.support.producer_cli import environment, producer
 from tests.support.server_process import ServerProcess
 
@@ -24,7 +27,6 @@ MAMBA_LIMITED = ("--max-mamba-cache-size", "12", "--max-queued-requests", "4")
 """Flags of a server whose mamba pool lets it run 4 requests, and whose queue holds 4 more."""
 
 CONCURRENCY = 40
-LOOK_EVERY_S = 0.2
 Row = dict[str, Any]
 
 
@@ -109,14 +111,14 @@ class Pipeline:
         assert ended.code == 0, ended.err
 
     def start_workers(self, *, ramp: int = 8) -> ServerProcess:
-        return self._start(
+        return self.start(
             *("start", "--gpu", "0", "--server", self._server),
             *("--concurrency", str(CONCURRENCY), "--ramp", str(ramp)),
         )
 
     def start_sink(self) -> ServerProcess:
         seconds = ("--first-batch-seconds", "2", "--batch-seconds", "5")
-        return self._start("sink", self.run, "--until-done", *seconds)
+        return self.start("sink", self.run, "--until-done", *seconds)
 
     def verify(self, *flags: str) -> tuple[int, Row]:
         """Prove the run from its store and its file alone: exit code and verdict."""
@@ -128,11 +130,14 @@ class Pipeline:
         assert ended.out, ended.err
         return ended.code, ended.told
 
-    def _start(self, *arguments: str) -> ServerProcess:
+    def start(
+        self, name: str, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> ServerProcess:
+        """Start one of the `workers` commands, with this Redis; its log is named after it."""
         process = ServerProcess(
-            [sys.executable, "-m", "workers", *arguments, "--redis", self._redis],
-            log=self.folder / f"{arguments[0]}.log",
-            env=environment(),
+            [sys.executable, "-m", "workers", name, "--redis", self._redis, *arguments],
+            log=self.folder / f"{name}.log",
+            env=environment(env),
         )
         self._processes.append(process)
         return process
@@ -160,7 +165,6 @@ class Pipeline:
         while not self._look(condition):
             if time.monotonic() - began_s > limit_s:
                 raise TimeoutError(f"not within {limit_s:.0f} s: {what}; see {self.folder}")
-            # The server needs the cores.
             time.sleep(LOOK_EVERY_S)
         return time.monotonic() - began_s
 
@@ -182,6 +186,9 @@ class Pipeline:
 
     def failures(self) -> list[Row]:
         return self._rows("failures")
+
+    def marks(self) -> list[Mark]:
+        return archive.all_of(open_store(str(self.output)))
 
     def _rows(self, part: str) -> list[Row]:
         store = open_store(str(self.output))

@@ -1,124 +1,51 @@
 """`workers serve` over a real SGLang: launched, told of in words, killed and stopped in a run."""
 
-import os
-import re
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.real.conftest import found_place
+from tests.real.launched import FLAGS, Launched
 from tests.real.pipeline import Pipeline, as_chat, human_eval, say
-from tests.real.server import Place
-from tests.support.server_process import ServerProcess, steady_port, wait_until
-from tests.support.skips import skip_cannot_run
+from tests.real.server import START_LIMIT_S, Place
+from tests.support.server_process import ServerProcess, wait_until
 from workers.engine.lives import process_start
-from workers.supervisor.processes import ServerProcesses
-from workers.supervisor.records import ServerRecord, read_record
+from workers.supervisor.records import ServerRecord
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
 
-_LOGGED = re.compile(r"max_running_requests=(\d+), context_len=")
-
-HOST = "real"
-NAME = f"gpu0@{HOST}"
-START_LIMIT_S = 300.0
 FOUND_LIMIT_S = 60.0
 
-ON_CPU = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "SGLANG_USE_CPU_ENGINE": "1",
-    "OMP_NUM_THREADS": "1",
-}
-FLAGS = (
-    *("--served-model-name", "tiny", "--device", "cpu", "--attention-backend", "torch_native"),
-    *("--sampling-backend", "pytorch", "--max-total-tokens", "16384", "--context-length", "2048"),
-    *(
-        "--max-running-requests",
-        "32",
-        "--max-mamba-cache-size",
-        "12",
-        "--disable-overlap-schedule",
-    ),
-)
-"""As start.sh has them, with a pool of states that ends its requests at 4."""
 
-
-class Served:
+class Served(Launched):
     """`workers serve` in a folder, and what it says of its server."""
 
     def __init__(self, place: Place, folder: Path) -> None:
-        self.folder = folder
-        self.port = steady_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        command = [
-            *(sys.executable, "-m", "workers", "serve", "--gpu", "0", "--port", str(self.port)),
-            *("--model", str(place.model), "--python", str(place.venv / "bin" / "python")),
-            *("--", *FLAGS),
-        ]
-        environment = {
-            **os.environ,
-            **ON_CPU,
-            "HEADRACE_HOST": HOST,
-            "PYTHONPATH": str(REPOSITORY),
-        }
-        self.process = ServerProcess(command, log=folder / "serve.txt", env=environment)
+        super().__init__(place, folder)
+        self.process = ServerProcess(
+            [sys.executable, "-m", "workers", "serve", *self.flags, "--", *FLAGS],
+            log=folder / "serve.txt",
+            env=self.env,
+        )
 
     @property
     def said(self) -> str:
         return self.process.log.read_text()
 
-    @property
-    def log(self) -> str:
-        return (self.folder / "sglang_logs" / "sglang_gpu0.log").read_text(errors="replace")
-
-    def record(self) -> ServerRecord:
-        found = read_record(self.folder / ".headrace", NAME)
-        assert found is not None
-        return found
-
     def ready(self, restarts: int) -> tuple[ServerRecord, float]:
         """Wait for the server's n-th start to give a token; its record, and how long it took."""
         began_s = time.monotonic()
-
-        def holds() -> bool:
-            assert self.process.alive(), self.process.tail()
-            found = read_record(self.folder / ".headrace", NAME)
-            return found is not None and (found.state, found.restarts) == ("ready", restarts)
-
-        wait_until(holds, f"a ready server after {restarts} restarts", START_LIMIT_S)
-        return self.record(), time.monotonic() - began_s
-
-    def members(self) -> list[psutil.Process]:
-        found = self.record()
-        assert found.server is not None
-        return list(ServerProcesses.found(found.server, found.mark, None).members())
-
-    def scheduler(self) -> psutil.Process:
-        return next(each for each in self.members() if "sglang::scheduler" in each.cmdline()[0])
-
-    def end(self) -> None:
-        with suppress(AssertionError):
-            left = self.members()
-            self.process.kill()
-            for process in left:
-                with suppress(psutil.Error):
-                    process.kill()
+        return self.wait_ready(restarts), time.monotonic() - began_s
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    place = Place.found()
-    if place is None:
-        skip_cannot_run("no SGLang is set up; `make real` does that, once")
-    made = Served(place, tmp_path)
+    made = Served(found_place(), tmp_path)
     yield made
     made.end()
 
@@ -137,7 +64,7 @@ def test_a_limited_server_is_told_of_in_words_and_survives_the_ends_of_its_sched
         start=f"{start_s:.0f} s",
     )
     assert found.cap == 4
-    assert _LOGGED.findall(served.log) == ["4"]
+    assert served.caps() == [4]
     assert told in {4, None}
     assert (found.strategy, found.mamba_states, found.kv_tokens) == ("no_buffer", 12, 16384)
     assert "4 requests at once: the mamba pool binds (12 states, 3 a request)" in served.said

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.real.conftest import ServerWith
+from tests.real.conftest import ServerWith, found_place
 from tests.real.pipeline import Pipeline, Row, as_chat, as_completions, as_text, human_eval, say
-from tests.real.server import Place
 from tests.support.skips import skip_cannot_run
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -41,8 +40,7 @@ for line in sys.stdin:
 
 
 def ask_tokenizer(model: Path, asks: Sequence[dict[str, Any]]) -> list[Any]:
-    place = Place.found()
-    assert place is not None
+    place = found_place()
     done = subprocess.run(
         [str(place.venv / "bin/python"), "-c", ASK_TOKENIZER, str(model)],
         input="".join(json.dumps(ask) + "\n" for ask in asks),
@@ -163,9 +161,7 @@ def test_a_server_too_old_gets_no_chat_of_such_a_run_and_prompts_of_ids_all_the_
 
 def installed_version() -> str:
     """SGLang's, without starting it: an old one with a parser does not take the tiny model."""
-    place = Place.found()
-    if place is None:
-        skip_cannot_run("no SGLang is set up; `make real` does that, once")
+    place = found_place()
     [found] = place.venv.glob("lib/python*/site-packages/sglang-*.dist-info")
     return found.name.removesuffix(".dist-info").partition("-")[2]
 

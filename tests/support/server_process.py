@@ -39,13 +39,19 @@ def steady_port(count: int = 1) -> int:
             return first
 
 
-def wait_until(condition: Callable[[], bool], what: str, limit_s: float = START_LIMIT_S) -> None:
+def wait_until(
+    condition: Callable[[], bool],
+    what: str,
+    limit_s: float = START_LIMIT_S,
+    *,
+    every_s: float = 0.01,
+) -> None:
     """Return as soon as the condition holds; name it when it does not."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {limit_s:.0f} s: {what}")
-        time.sleep(0.01)
+        time.sleep(every_s)
 
 
 class ServerProcess:
