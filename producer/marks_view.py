@@ -39,21 +39,26 @@ def of_marks(
     above: list[str] = []
     for mark in marks:
         at = datetime.fromisoformat(mark["at"])
-        parts: list[RenderableType] = [Text(harmless(mark["text"]), style="bold")]
+        clock, ago = _when(at, now)
+        text = Text(harmless(mark["text"]), style="bold")
         lines = list(lines_of(mark, mean_tokens=mean_tokens))
         # Several marks of one change have the same figures.
-        parts += [Text(line) for line in lines if lines != above]
+        shown = [Text(line) for line in lines if lines != above]
         above = lines
-        table.add_row(Text(_when(at, now), style="dim"), Group(*parts))
+        if not shown:
+            # Of a line alone the age stands in it, not on a second one.
+            text.append(f"  ({ago})", style="not bold dim")
+        left = f"{clock}\n{ago}" if shown else clock
+        table.add_row(Text(left, style="dim"), Group(text, *shown))
     return table
 
 
-def _when(at: datetime, now: datetime) -> str:
+def _when(at: datetime, now: datetime) -> tuple[str, str]:
     """Write an instant as it stands on a clock here, and how long ago that is."""
     here, today = at.astimezone(), now.astimezone()
     form = "%H:%M:%S" if here.date() == today.date() else "%d %b %H:%M"
     ago_s = (now - at).total_seconds()
-    return f"{here.strftime(form)}\n{duration(max(ago_s, 0.0) / 3600)} ago"
+    return here.strftime(form), f"{duration(max(ago_s, 0.0) / 3600)} ago"
 
 
 def lines_of(mark: Told, *, mean_tokens: float | None = None) -> Iterator[str]:

@@ -53,7 +53,7 @@ def _lines(told: Resumed) -> Iterator[str]:
     """Tell people what was done."""
     done = [
         ("was not in Redis and is there again", told.adopted),
-        (f"goes on: it was paused ({told.lifted})", told.lifted),
+        (f"it is no longer paused ({told.lifted})", told.lifted),
         (f"{told.added:,} accepted prompts were missing and are queued", told.added),
         (f"{told.taught:,} prompts were not known to have ended", told.taught),
         (f"{told.forgotten:,} results were nowhere and are queued again", told.forgotten),

@@ -90,7 +90,7 @@ def test_a_mark_that_somebody_sets_is_in_redis_and_in_the_store_and_is_listed(
     assert told["marks"][1]["id"] == set_.told["id"]
     shown = ask("mark", RUN).out
     assert "no_buffer on" in shown
-    assert "10 min ago" in shown
+    assert "driver\\x1b[31m updated  (10 min ago)" in shown, "in one line: it has no figures"
     status = ask("status", RUN, "--json").told
     assert [each["text"] for each in status["marks"]] == [
         "no_buffer on",

@@ -60,6 +60,7 @@ def test_a_pause_is_lifted_and_nothing_else_is_done(world: World, ask: Ask) -> N
 
     assert ended.code == 0
     assert ended.told["lifted"] == "lunch"
+    assert f"run {RUN}: it is no longer paused (lunch)\n" in ended.err
     assert ended.told["added"] + ended.told["taught"] + ended.told["relisted"] == 0
     state = world.runs.state(RUN)
     assert state is not None
