@@ -7,10 +7,12 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 from rich.console import Console
 
+from common import flags
 from common.errors import ConflictError, UsageError
 from common.group_figures import GroupFigures
 from tests.support.server_process import wait_until
@@ -18,7 +20,7 @@ from workers.node import processes
 from workers.node.node_record import NodeRecord, Row, only_one, read_node, write_node
 from workers.node.part_log import PartLog
 from workers.node.plan import Part, Told, plan
-from workers.node.processes import PASSING_CODES, Child
+from workers.node.processes import PASSING_CODES, Child, own_command
 from workers.node.rows import of_group, of_server, row_of
 from workers.node.table import duration, page
 from workers.supervisor.records import Process, ServerRecord
@@ -211,6 +213,16 @@ def test_a_child_that_cannot_be_started_is_tried_again(
     part.look(time.monotonic())
 
     assert (part.standing, part.failed) == ("restarting", None)
+
+
+def test_the_file_of_a_command_goes_to_its_children_and_not_to_sglang() -> None:
+    with click.Context(click.Command("up")) as called:
+        called.params[flags.CONFIG] = "node.toml"
+        line = own_command("serve", "--gpu", "0", "--", "--max-running-requests", "96")
+
+    ours, sglang = line[: line.index("--")], line[line.index("--") + 1 :]
+    assert ours[ours.index(f"--{flags.CONFIG}") + 1] == "node.toml"
+    assert sglang == ["--max-running-requests", "96"]
 
 
 # --- its record, its table -----------------------------------------------------------------------

@@ -232,10 +232,11 @@ def _serve_each(
     children = [
         Child(
             options.name,
-            [
-                *own_command("serve", *_arguments(options, tp=tp), "--log-level", log_level),
-                *("--", *options.arguments),
-            ],
+            own_command(
+                "serve",
+                *_arguments(options, tp=tp),
+                *("--log-level", log_level, "--", *options.arguments),
+            ),
             # The address may hold a password, and arguments can be read by everybody.
             env={**os.environ, "HEADRACE_REDIS": redis} if redis else os.environ,
         )

@@ -258,6 +258,12 @@ def watched_by() -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def own_command(*args: str) -> list[str]:
-    """Give the command line that calls `workers` in this very environment, by the same file."""
-    return [sys.executable, "-m", "workers", *args, *config_arguments()]
+def own_command(name: str, *arguments: str) -> list[str]:
+    """Give the command line that calls a command of `workers` in this very environment.
+
+    Args:
+        name: Of the command.
+        arguments: Its own; what follows a `--` among them is SGLang's.
+    """
+    # The file that we were given comes first: behind a `--` it would be an argument for SGLang.
+    return [sys.executable, "-m", "workers", name, *config_arguments(), *arguments]
