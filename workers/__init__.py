@@ -102,6 +102,7 @@ Decisions (2026-11-30):
   between them pause it, since then nothing tells a bad prompt from a bad server.
 * A stop goes from the watching process to its children by a signal of its own, SIGUSR1:
   terminals, Slurm and systemd tell all of them at once, and the same signal twice means hurry.
+  That they hurry it says by another, SIGUSR2: two equal ones in a row can come as one.
 * `workers up` runs the same commands as people do, each a process with a log of its own, and gives
   them only what the whole node knows: whatever dies takes no other with it. It stops worker groups
   first; then nothing comes to servers and streams any more, and servers and sink end together. A

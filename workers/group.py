@@ -40,7 +40,7 @@ from common.stops import end_on_stop, on_stop
 from workers.engine.caretaker import Caretaker
 from workers.engine.eligible import Eligible
 from workers.engine.engine import Engine
-from workers.node.stop_request import BY_PARENT
+from workers.node.stop_request import BY_PARENT, HURRY
 from workers.options import (
     GroupOptions,
     group_name,
@@ -187,16 +187,12 @@ class SlotWorker(Worker):
         """
 
         def on_signal(number: int, _frame: FrameType | None) -> None:
-            passed_on = number == BY_PARENT
             with contextlib.suppress(RuntimeError):  # the loop has ended: nothing is left to stop
-                loop.call_soon_threadsafe(
-                    engine.ask_to_stop,
-                    int(signal.SIGTERM) if passed_on else number,
-                    "watching process" if passed_on else "",
-                )
+                loop.call_soon_threadsafe(engine.stop.on_signal, number)
 
         on_stop(on_signal)
-        signal.signal(BY_PARENT, on_signal)
+        for number in (BY_PARENT, HURRY):
+            signal.signal(number, on_signal)
 
     def _beat(self, eligible: Eligible, busy: bool, counted: tuple[int, int]) -> None:  # noqa: FBT001
         """Keep RQ's own record of this worker fresh, and its queues those that it serves."""
@@ -227,7 +223,7 @@ class SlotWorker(Worker):
     def request_stop(self, signum: Any, frame: Any) -> None:
         """Drain, as on a signal; RQ calls this from threads of its own."""
         if self._engine is not None and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._engine.ask_to_stop)
+            self._loop.call_soon_threadsafe(self._engine.stop.ask)
 
     @override
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:

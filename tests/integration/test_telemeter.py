@@ -153,7 +153,7 @@ async def test_a_log_that_hangs_holds_up_neither_prompts_nor_samples_nor_a_stop(
             async with made.running() as running:
                 await until(lambda: made.world.counts().completed == 9, "all completed")
                 await until(lambda: len(samples(redis_client)) >= 2, "samples")
-                made.engine.ask_to_stop()
+                made.engine.stop.ask()
                 await until(running.done, "its end")
     finally:
         hangs.set()

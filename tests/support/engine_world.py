@@ -82,8 +82,7 @@ class EngineWorld:
         try:
             yield task
         finally:
-            self.engine.ask_to_stop()
-            self.engine.ask_to_stop()
+            self.engine.stop.hurry()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LIMIT_S):
                     await asyncio.wait([task])

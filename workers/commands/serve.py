@@ -18,7 +18,7 @@ from common.secrecy import hide
 from common.stops import on_stop, warn_of_shell
 from workers.commands.spanned import spanned
 from workers.node.processes import Child, own_command, supervise, watched_by
-from workers.node.stop_request import BY_PARENT, StopRequest
+from workers.node.stop_request import BY_PARENT, HURRY, StopRequest
 from workers.options import (
     FIRST_PORT,
     group_name,
@@ -200,13 +200,11 @@ def _serve(options: ServeOptions, redis: str | None) -> int:
     stop = StopRequest()
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        if number == BY_PARENT:
-            stop.ask(int(signal.SIGTERM), teller="watching process")
-        else:
-            stop.ask(number)
+        stop.on_signal(number)
 
     on_stop(on_signal)
-    signal.signal(BY_PARENT, on_signal)
+    for number in (BY_PARENT, HURRY):
+        signal.signal(number, on_signal)
     with only_supervisor(options):
         # Not uvloop: what is asked of the loop is looked at a few times a second.
         asyncio.run(Supervisor(options, stop, _emptying(options, redis)).run())

@@ -19,7 +19,7 @@ from common.queue.rights import refuse_missing_rights
 from common.stops import Stopped, on_stop, warn_of_shell
 from common.store.frames import MOST_BATCH_BYTES
 from workers.node.processes import watched_by
-from workers.node.stop_request import BY_PARENT
+from workers.node.stop_request import BY_PARENT, HURRY
 from workers.sink.batch import Limits
 from workers.sink.sink import Sink, SinkOptions
 
@@ -158,14 +158,15 @@ class _Stop:
         self._parent = watched_by()
         on_stop(self._on_signal)
         if self._parent is not None:
-            signal.signal(BY_PARENT, self._on_signal)
+            for number in (BY_PARENT, HURRY):
+                signal.signal(number, self._on_signal)
             threading.Thread(target=self._watch_parent, name="parent", daemon=True).start()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        passed_on = number == BY_PARENT
+        passed_on = number in {BY_PARENT, HURRY}
         self._passed_on += passed_on
         self._told += not passed_on
-        if max(self._told, self._passed_on) > 1:
+        if number == HURRY or max(self._told, self._passed_on) > 1:
             raise Stopped(signal.SIGTERM if passed_on else number)  # a second one does not wait
         if self.number is None:
             self.number = signal.SIGTERM if passed_on else number

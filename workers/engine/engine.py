@@ -65,7 +65,7 @@ class Engine:
         on_beat: Called every few seconds with (busy, completed, failed) for RQ's own records.
 
     Attributes:
-        stop: What ends it.
+        stop: Asked, it drains; hurried, it does not wait for what is open.
     """
 
     def __init__(
@@ -110,11 +110,6 @@ class Engine:
         self._ramp = Ramp(options.ramp, now_s)
         self._opened = Throughput(now_s)
 
-    def ask_to_stop(self, signal: int | None = None, teller: str = "") -> None:
-        """Begin to drain; a second call of the same teller does not wait for what is open."""
-        self.stop.ask(signal, teller=teller)
-        self._ring()
-
     async def charge(self, claim: Claim, reason: str, *, before: int | None) -> int:
         """Count an attempt in Redis (`needs.Charger`)."""
         charged = await self._core.work.ask(
@@ -152,6 +147,7 @@ class Engine:
                 claiming = self._spawn(self._claim(), "claim")
                 opener = self._spawn(self._open_ready(), "open")
                 await self.stop.asked.wait()
+                self._ring()
                 opener.cancel()
                 wind_down = self._wind_down()
                 await wind_down.run(claiming)
@@ -201,10 +197,8 @@ class Engine:
             self._end_with(mishap(f"the task `{name}`", error))
 
     def _end_with(self, error: HeadraceError) -> None:
-        """Stop at once: what is open is aborted and given back."""
         self._fatal = self._fatal or error
-        self.ask_to_stop()
-        self.ask_to_stop()
+        self.stop.hurry()
 
     def _on_stray(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Take note of an error that no task has seen; without memory nothing can be relied on."""
@@ -220,7 +214,7 @@ class Engine:
         """Drain when whoever would start us again is gone."""
         await parent_gone(self._core.options.parent_pid)
         log.warning("the process that watched this worker group is gone: stopping")
-        self.ask_to_stop(teller="watched")
+        self.stop.ask(teller="watched")
 
     def _ring(self) -> None:
         """Something changed: there may be something to open, or room for more."""

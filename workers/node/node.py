@@ -166,7 +166,7 @@ class Node:
             if len(self._stopped_by) > self._patience and not hurried:
                 hurried = True
                 for child in children:
-                    child.tell_to_stop()
+                    child.hurry()
             self._look()
             time.sleep(POLL_S)
         for child in children:

@@ -18,7 +18,7 @@ from common.errors import HeadraceError
 from common.program import config_arguments
 from common.stops import on_stop
 from workers.node.part_log import PartLog
-from workers.node.stop_request import BY_PARENT
+from workers.node.stop_request import BY_PARENT, HURRY
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +130,13 @@ class Child:
             self._told = True
         self.send(BY_PARENT)
 
+    def hurry(self) -> None:
+        """Tell it to wait for nothing that is open."""
+        self._to_end = True
+        if self.alive:
+            self._told = True
+        self.send(HURRY)
+
     def tell_late(self) -> None:
         """Pass a stop on if it was started after that had been done."""
         if not self._told:
@@ -222,7 +229,10 @@ def supervise(children: Sequence[Child], *, grace_s: float) -> int:
     def on_signal(number: int, _frame: FrameType | None) -> None:
         stopped_by.append(number)
         for child in children:
-            child.tell_to_stop()
+            if len(stopped_by) == 1:
+                child.tell_to_stop()
+            else:
+                child.hurry()
 
     on_stop(on_signal)
     while not stopped_by:
