@@ -54,6 +54,16 @@ def test_a_restart_of_the_server_begins_anew() -> None:
     assert meter.gen_tokens_per_s == pytest.approx(1000.0)
 
 
+def test_a_restart_soon_after_a_start_begins_anew_too() -> None:
+    """By then it may have counted more than at the first reading of its earlier life."""
+    young = ((0.0, metrics(100.0)), (4.0, metrics(4100.0)))
+    meter = metered(*young, (8.0, metrics(500.0)))
+    assert meter.gen_tokens_per_s is None, "and not nothing at all"
+    meter.note(metrics(4500.0), 12.0)
+
+    assert meter.gen_tokens_per_s == pytest.approx(1000.0)
+
+
 def gauge(speed: float | None, running: int | None) -> ServerLoad:
     return ServerLoad(running=running, gen_throughput=speed)
 

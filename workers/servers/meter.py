@@ -29,8 +29,12 @@ class Meter:
 
     def note(self, load: ServerLoad, at_s: float) -> None:
         """Take a reading in; one of a server that counts from the beginning again forgets all."""
-        before = self._since(load, at_s - SHARES_S)
-        if before is not None and load.went_back(before[1]):
+        # The last one: an earlier one may be of when the server had only just begun.
+        alike = (
+            each for _, each in reversed(self._readings) if each.counted_by == load.counted_by
+        )
+        before = next(alike, None)
+        if before is not None and load.went_back(before):
             self._readings.clear()
         if not self._readings or load != self._readings[-1][1]:
             self._same_since_s = at_s
