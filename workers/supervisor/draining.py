@@ -58,7 +58,7 @@ async def drain(
             last = load or last
             # Once it has closed its port it tells nothing more.
             if load is not None:
-                idle_s = None if load.running or load.queued else idle_s or now_s
+                idle_s = (idle_s or now_s) if load.idle else None
         if idle_s is not None and now_s - idle_s >= IDLE_S:
             return "it holds nothing and does not end"
         if idle_s is None and now_s - moved_s >= STALL_S:
