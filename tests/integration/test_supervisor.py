@@ -13,6 +13,7 @@ import pytest
 from common.errors import BackendError, ServerUnusableError, UsageError
 from tests.support.supervised import NAME, Supervised, marked, scheduler_of, supervised
 from workers.supervisor import draining, supervisor
+from workers.supervisor.plan import plan_launch
 from workers.supervisor.processes import LogRoom
 from workers.supervisor.records import ask
 from workers.timing import Timing
@@ -156,6 +157,7 @@ async def test_what_cannot_be_launched_is_said_before_anything_runs(
         ({"model": str(tmp_path / "models" / "none")}, "is not there"),
         ({"python": str(tmp_path / "python")}, "is not there"),
         ({"strategy": "extra_buffer_lazy", "python": "0.5.9"}, "does not have it yet"),
+        ({"strategy": "best", "arguments": ("--mem-fraction-static", "most")}, "give a number"),
     ):
         world = Supervised(tmp_path, monkeypatch, "0.5.9")
         if changes.get("python") == "0.5.9":
@@ -164,6 +166,21 @@ async def test_what_cannot_be_launched_is_said_before_anything_runs(
         with pytest.raises(UsageError, match=words):
             await world.ended()
     assert marked(tmp_path) == []
+
+
+def test_what_a_request_costs_follows_the_types_that_sglang_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Supervised(tmp_path, monkeypatch)
+    types = ("--mamba-ssm-dtype", "bfloat16", "--kv-cache-dtype=fp8_e4m3")
+    as_is = plan_launch(world.options()).shape
+    told = plan_launch(world.options(arguments=types)).shape
+
+    assert told.token_bytes is not None
+    assert as_is.token_bytes == 2 * told.token_bytes
+    assert told.state_bytes is not None
+    assert as_is.state_bytes is not None
+    assert 1.5 < as_is.state_bytes / told.state_bytes < 2
 
 
 # --- orders --------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from workers.capacity.capacity import Strategy
 from workers.capacity.facts import ServerFacts
 from workers.capacity.model_shape import ModelShape
 from workers.capacity.strategies import (
+    USUAL_RATIO,
     Option,
     Prompts,
     best_of,
@@ -119,7 +120,7 @@ def before_launch(
     version: str = "",
     prompts: Prompts | None = None,
     pool_bytes: float | None = None,
-    ratio: float = 0.9,
+    ratio: float = USUAL_RATIO,
 ) -> Choice:
     """Choose a strategy for a model that is to be launched.
 

@@ -33,6 +33,9 @@ WORTH_RESIZING = 1.1
 SHARED = 0.2
 """From this share of prompt tokens found in the prefix cache on, the cache earns its cost."""
 
+USUAL_RATIO = 0.9
+"""Bytes of the pool of states to those of the KV pool where nobody says otherwise."""
+
 PRICES: dict[Strategy, str] = {
     "no_buffer": "no overlap scheduler; a prefix is found only where an earlier prompt ended",
     "extra_buffer": "the most states a request; shared prefixes are found, overlap stays on",
@@ -188,7 +191,7 @@ def pools_before_launch(
     pool_bytes: float | None,
     state_bytes: int | None,
     token_bytes: int | None,
-    ratio: float = 0.9,
+    ratio: float = USUAL_RATIO,
 ) -> Pools:
     """Say how SGLang would split a memory by itself.
 

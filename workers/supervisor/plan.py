@@ -9,11 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from common.errors import UsageError
 from common.ids import canonical_json, rows_sha256
 from workers.capacity.diagnosis import before_launch
 from workers.capacity.model_files import model_folder, shape_at, weights_bytes
 from workers.capacity.model_shape import ModelShape
-from workers.capacity.strategies import pool_bytes_of
+from workers.capacity.strategies import USUAL_RATIO, pool_bytes_of
 from workers.supervisor import environment
 from workers.supervisor.launch_line import Launch, Line, launch_line, value_of, visible_devices
 from workers.supervisor.records import FOLDER, Wanted
@@ -123,7 +124,7 @@ def plan_launch(options: ServeOptions, order: Wanted | None = None) -> Plan:
     version = environment.sglang_version(options.python, server_env)
     arguments = (*options.arguments, *((order.arguments if order else None) or ()))
     strategy = (order.strategy if order else None) or options.strategy
-    shape = _shape(options, server_env)
+    shape = _shape(options, server_env, arguments)
     notes: list[str] = []
     if strategy == "best":
         strategy = _best(options, shape, version, devices, arguments, notes)
@@ -154,14 +155,18 @@ def plan_launch(options: ServeOptions, order: Wanted | None = None) -> Plan:
     )
 
 
-def _shape(options: ServeOptions, server_env: dict[str, str]) -> ModelShape:
+def _shape(
+    options: ServeOptions, server_env: dict[str, str], arguments: tuple[str, ...]
+) -> ModelShape:
     """Work out what the model's requests cost; one that is not here yet tells by its config."""
-    shape = shape_at(options.model, tp=len(options.gpus))
-    if model_folder(options.model) is None and environment.fetch_config(
-        options.model, options.python, server_env
-    ):
-        shape = shape_at(options.model, tp=len(options.gpus))
-    return shape
+    if model_folder(options.model) is None:
+        environment.fetch_config(options.model, options.python, server_env)
+    return shape_at(
+        options.model,
+        tp=len(options.gpus),
+        ssm_dtype=value_of(arguments, "--mamba-ssm-dtype"),
+        kv_dtype=value_of(arguments, "--kv-cache-dtype"),
+    )
 
 
 def _best(
@@ -175,12 +180,35 @@ def _best(
     """Choose the strategy with most slots for this model."""
     memory = environment.gpu_bytes(devices)
     weights = weights_bytes(options.model)
-    fraction = value_of(arguments, "--mem-fraction-static")
+    fraction = _number(arguments, "--mem-fraction-static")
+    ratio = _number(arguments, "--mamba-full-memory-ratio")
     pool_bytes = None
     if memory and weights:
-        share = float(fraction) if fraction else None
-        pool_bytes = pool_bytes_of(memory, weights / len(options.gpus), mem_fraction=share)
-    choice = before_launch(shape, version=version, pool_bytes=pool_bytes)
+        pool_bytes = pool_bytes_of(memory, weights / len(options.gpus), mem_fraction=fraction)
+    choice = before_launch(
+        shape,
+        version=version,
+        pool_bytes=pool_bytes,
+        ratio=USUAL_RATIO if ratio is None else ratio,
+    )
     # Its number of slots is an estimate: one too high, asked for, would end the server's start.
     notes.append(f"best: {choice.words}")
     return choice.strategy
+
+
+def _number(arguments: tuple[str, ...], flag: str) -> float | None:
+    """Read a number that SGLang is given; None where it is not.
+
+    Raises:
+        UsageError: It is none, or below zero.
+    """
+    text = value_of(arguments, flag)
+    if text is None:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise UsageError(f"{flag} {text}: give a number, as in `-- {flag} 0.8`")
+    return number
