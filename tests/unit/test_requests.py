@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common.errors import ServerUnusableError
 from common.models import Endpoint, Params, Prompt
 from workers.client.clamp import clamped_request
-from workers.client.requests import Request, build_request, other_model, params_hash, read_prompt
+from workers.client.requests import Request, build_request, params_hash, read_prompt
 
 CONTENT: dict[Endpoint, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "hello"}]},
@@ -255,16 +255,6 @@ def test_equal_parameters_have_equal_hashes_whatever_their_order() -> None:
     )
     assert params_hash({"a": 1}) != params_hash({"a": 2})
     assert len(params_hash({})) == 16
-
-
-def test_a_model_that_is_not_served_is_named() -> None:
-    def prompt(**body: Any) -> bytes:
-        return json.dumps({"id": 1, "line": 1, "endpoint": "chat", "body": body}).encode()
-
-    assert other_model(read_prompt(prompt(model="other")), "served") == "other"
-    assert other_model(read_prompt(prompt(model="served")), "served") is None
-    assert other_model(read_prompt(prompt(model=None)), "served") is None
-    assert other_model(read_prompt(prompt()), "served") is None
 
 
 def test_an_accepted_prompt_can_be_read() -> None:

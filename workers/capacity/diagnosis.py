@@ -169,17 +169,6 @@ def before_launch(
     )
 
 
-def launched_line(found: Diagnosis, *, version: str = "") -> str:
-    """Say in one line what a server came to: version, strategy, cap and why, KV tokens, states."""
-    parts = [f"SGLang {version or 'of unknown version'}"]
-    if found.strategy:
-        parts.append(found.strategy)
-    parts.append(found.words)
-    if found.kv_tokens:
-        parts.append(f"{found.kv_tokens:,} KV tokens")
-    return ", ".join(parts)
-
-
 # --- In words ------------------------------------------------------------------------------------
 
 

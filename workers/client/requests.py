@@ -180,18 +180,6 @@ def build_request(
     )
 
 
-def other_model(prompt: RawPrompt, model: str) -> str | None:
-    """Name the model that the row asks for, if it is not the one that is served.
-
-    SGLang does not check: it answers with the model that it has, under the name asked for.
-    """
-    raw = prompt.body.get("model")
-    if _missing(raw):
-        return None
-    asked = msgspec.json.decode(raw) if raw is not None else None
-    return None if asked == model else str(asked)
-
-
 def params_hash(params: Any) -> str:
     """Hash what was sent besides content: 16 hex digits of its canonical JSON."""
     return rows_sha256(canonical_json(params))[:16]
