@@ -32,10 +32,17 @@ def release_of(version: str) -> Release | None:
     """Read a version: 0.5.12.post1, 0.5.14rc1 and 0.5.14.dev3 count as the release they are of.
 
     Returns:
-        None for what is no version, as a server built from a branch may tell.
+        None for what is no version, or that of a build from a checkout without its tags.
     """
     found = _VERSION.match(version)
-    return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
+    if found is None or is_untagged(version):
+        return None
+    return int(found[1]), int(found[2]), int(found[3] or 0)
+
+
+def is_untagged(version: str) -> bool:
+    """Whether SGLang was built where no tag told its release: 0.0.0.dev0 is what it says then."""
+    return version.removeprefix("v").startswith("0.0.0")
 
 
 def release_or_newest(version: str) -> Release:

@@ -10,6 +10,7 @@ import pytest
 from common.errors import UsageError
 from tests.sglang_flags import VERSIONS
 from tests.sglang_flags.record import RefusedError, parser_of, recorded
+from workers.capacity.capacity import states_per_request
 from workers.supervisor.launch_line import (
     _BY_OUR_FLAG,
     _KEYS,
@@ -110,6 +111,14 @@ def test_one_that_is_newer_than_known_is_taken_for_the_newest() -> None:
     newer = line("0.6.0")
     assert newer.arguments == line("0.5.23").arguments
     assert "newer" in newer.notes[0]
+
+
+def test_a_build_without_a_tag_is_taken_for_the_newest_known() -> None:
+    """A checkout without its history, as images are made from, says 0.0.0.dev0."""
+    built = line("0.0.0.dev1+g1a2b3c4")
+    assert built.arguments == line("0.5.23").arguments
+    assert built.notes[0].endswith("does not tell its release; taken for 0.5.23")
+    assert states_per_request("extra_buffer", version="0.0.0.dev0") == 5
 
 
 @pytest.mark.parametrize("version", KNOWN)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from common.errors import UsageError
-from workers.releases import Release
+from workers.releases import NEWEST_KNOWN, Release, dotted, is_untagged
 from workers.supervisor import versions
 
 STRATEGIES = ("no_buffer", "extra_buffer", "extra_buffer_lazy", "no_radix", "auto", "best")
@@ -97,8 +97,16 @@ def launch_line(launch: Launch) -> Line:
     """
     release = versions.release_to_launch(launch.version)
     notes: list[str] = []
+    if is_untagged(launch.version):
+        notes.append(
+            f"SGLang {launch.version} is a build that does not tell its release; taken for "
+            f"{dotted(release)}"
+        )
     if versions.is_newer_than_known(release):
-        notes.append(f"SGLang {launch.version} is newer than what is known here; taken for it")
+        notes.append(
+            f"SGLang {launch.version} is newer than what is known here; taken for "
+            f"{dotted(NEWEST_KNOWN)}"
+        )
     strategy, chosen = _strategy(launch, release, notes)
     given = _given(launch.arguments, release, strategy, notes)
     arguments = [

@@ -11,6 +11,7 @@ from workers.releases import (
     STRATEGY_SINCE,
     Release,
     dotted,
+    is_untagged,
     release_of,
 )
 
@@ -18,11 +19,13 @@ _RENAMED: Release = (0, 5, 14)
 
 
 def release_to_launch(version: str) -> Release:
-    """Read a version that is to be launched.
+    """Read a version that is to be launched; one that tells no release is taken for the newest.
 
     Raises:
         UsageError: It is no version, or an older one than is known here.
     """
+    if is_untagged(version):
+        return NEWEST_KNOWN
     release = release_of(version)
     if release is None:
         raise UsageError(f"SGLang's version is {version!r}, which is none: is it installed whole?")
@@ -41,7 +44,7 @@ def is_newer_than_known(release: Release) -> bool:
 
 def strategy_flag(release: Release) -> str:
     """Name the flag that says how the states of a hybrid model are kept."""
-    return "--mamba-radix-cache-strategy" if release >= _RENAMED else "--mamba-scheduler-strategy"
+    return named_here("--mamba-radix-cache-strategy", release)
 
 
 def strategies(release: Release) -> tuple[str, ...]:

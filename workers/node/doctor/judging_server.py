@@ -11,6 +11,7 @@ from workers.capacity.facts import ServerFacts
 from workers.capacity.model_shape import ModelShape
 from workers.capacity.strategies import Prompts
 from workers.node.doctor.lines import Scribe
+from workers.releases import is_untagged
 from workers.servers.loads import ServerIdentity, ServerLoad
 from workers.supervisor.versions import is_newer_than_known, release_to_launch
 
@@ -27,8 +28,9 @@ def judge_version(say: Scribe, version: str) -> None:
     except UsageError as error:
         say.fault("version", str(error))
         return
-    newer = " (newer than what is known here)" if is_newer_than_known(release) else ""
-    say.ok("version", f"SGLang {version}{newer}")
+    about = " (newer than what is known here)" if is_newer_than_known(release) else ""
+    about = " (a build that does not tell its release)" if is_untagged(version) else about
+    say.ok("version", f"SGLang {version}{about}")
 
 
 def judge_identity(say: Scribe, identity: ServerIdentity, parser: str | None) -> None:
