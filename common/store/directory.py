@@ -29,7 +29,10 @@ TEMPORARY = ".headrace-tmp"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
-_PERMANENT = _DENIED | {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP}
+_PERMANENT = _DENIED | {
+    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP),
+    errno.EEXIST,  # of a folder that is to be made: a file stands in its way
+}
 
 _CREATE_TRIES = 3
 

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import redis
+from typing_extensions import override
 
 from common import catalog, names
+from common.errors import StoreUnusableError
 from common.store import open_store
 from tests.support.memory_store import MemoryStore
 from tests.support.redis_server import RedisServer
@@ -21,6 +24,9 @@ from tests.support.s3 import S3Server
 from tests.support.server_process import wait_until
 from tests.support.sink_process import SinkProcess
 from tests.support.sinks import expire_lease
+from workers.sink import sink as sink_module
+from workers.sink.batch import Limits
+from workers.sink.sink import Sink, SinkOptions
 
 DONE = ("--until-done", "--batch-rows", "4", RUN)
 STORED_THEN_KILLED = -signal.SIGKILL
@@ -209,6 +215,50 @@ def test_an_output_that_has_gone_ends_the_start_and_is_named(
         assert store.url in sink.text()
         assert "Traceback" not in sink.text()
     assert time.monotonic() - began_s < 10
+
+
+class AwayAtFirst(MemoryStore):
+    """A store whose first probes find nobody there."""
+
+    def __init__(self, probes: int) -> None:
+        super().__init__()
+        self.left = probes
+
+    @override
+    def probe(self) -> None:
+        if self.left:
+            self.left -= 1
+            raise StoreUnusableError("the store does not answer", retryable=True)
+        super().probe()
+
+
+def test_a_store_that_is_away_at_the_start_is_waited_for(
+    redis_client: "redis.Redis",
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As one that goes away later is: whoever starts a sink need not know of an outage."""
+    monkeypatch.setattr(sink_module, "PROBE_LIMIT_S", 0.0)
+    monkeypatch.setattr(sink_module, "OPEN_AGAIN_S", 0.01)
+    store = AwayAtFirst(probes=3)
+    world = World(redis_client, store)
+    world.finish(range(4))
+    options = SinkOptions(
+        runs=(RUN,), limits=Limits(rows=4), state_dir=tmp_path, poll_s=0.01, until_done=True
+    )
+
+    sink = Sink(redis_client, options, open_output=lambda _: store)
+    running = threading.Thread(target=sink.run)
+    running.start()
+    wait_until(lambda: world.waiting() == 0, "a shard")
+    sink.stop()
+    running.join()
+
+    assert store.left == 0
+    assert [text for text in caplog.messages if "the store does not answer" in text] == [
+        f"run {RUN} waits, nothing is lost: the store does not answer"
+    ]
 
 
 def test_another_runs_output_ends_the_start(

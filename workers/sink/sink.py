@@ -4,8 +4,9 @@ One thread stores, one renews the leases meanwhile (a PUT may take longer than a
 writes progress. What waits stays in Redis until it is due, so nothing is lost with the process.
 
 Failures:
-    store away or full   the run waits with jitter and says so at most once a minute; others go on;
-                         the streams grow until claims pause by their bytes
+    store away or full   the run waits with jitter and says so at most once a minute, also where
+                         it was away from the start; others go on; the streams grow until claims
+                         pause by their bytes
     Redis away           all waits likewise, never exits
     SIGTERM, SIGINT      whatever waits is stored within the grace, then partitions are released;
                          a second signal, or the grace's end, leaves the rest in the streams, also
@@ -266,14 +267,19 @@ class Sink:
             try:
                 self._open_run(record, deadline_s=PROBE_LIMIT_S if at_start else 0.0)
             except (StoreUnusableError, UsageError, ConflictError) as error:
-                if at_start and len(wanted) == 1:
+                away = isinstance(error, StoreUnusableError) and error.retryable
+                if at_start and len(wanted) == 1 and not away:
                     raise
                 self._open_again_s[name] = time.monotonic() + OPEN_AGAIN_S
-                self._say(
-                    logging.ERROR, name, f"run {name} has an output that cannot be used: {error}"
-                )
-                self._complain(record, str(error))
-                self._progress.look(name)
+                self._tell_closed(record, error, away=away)
+
+    def _tell_closed(self, record: RunRecord, error: HeadraceError, *, away: bool) -> None:
+        """Say, here and where status reads it, why a run's output is not open."""
+        said = "waits, nothing is lost" if away else "has an output that cannot be used"
+        level = logging.WARNING if away else logging.ERROR
+        self._say(level, record.run, f"run {record.run} {said}: {error}")
+        self._complain(record, str(error))
+        self._progress.look(record.run)
 
     def _open_run(self, record: RunRecord, *, deadline_s: float) -> None:
         """Check with real calls what a sink needs, before anything depends on it."""
