@@ -149,7 +149,8 @@ def test_a_job_whose_time_is_up_drains_and_is_queued_again(
     folder: Path, run: Run, ids: dict[str, str], job: str
 ) -> None:
     (folder / "redis.address").write_text("redis://:passw0rd@cpu01:6399/0\n")
-    node = run(NODE, CUDA_VISIBLE_DEVICES="0,1", **ids)
+    # Its GPUs are the second half of a node's, which are 0 and 1 to whoever sees these alone.
+    node = run(NODE, CUDA_VISIBLE_DEVICES="4,5", **ids)
     node.wait_for("up")
 
     # `--signal=B:` tells the batch shell alone.
@@ -157,7 +158,7 @@ def test_a_job_whose_time_is_up_drains_and_is_queued_again(
 
     assert node.wait_end() == 143
     assert node.calls() == [
-        "workers up --gpu 0,1 --grace 240",
+        "workers up --gpu 0-1 --grace 240",
         "redis redis://:passw0rd@cpu01:6399/0",
         "up",
         "told",
