@@ -18,6 +18,9 @@ import msgspec
 from common.ids import canonical_json, rows_sha256
 from workers.capacity.facts import ServerFacts, facts_of_info
 
+CUT_WITHIN_TOKENS = 8
+"""SGLang cuts a prompt to its context less the few tokens that it keeps for itself."""
+
 
 class ServerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """Who a server is: what a run pins when it begins. None is what the server does not tell.
@@ -50,6 +53,12 @@ class ServerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     sampling_defaults: str | None = None
     auto_truncate: bool = False
     facts: ServerFacts | None = None
+
+    def cuts(self, prompt_tokens: int) -> bool:
+        """Whether it has cut a prompt of so many tokens to what fits."""
+        if not self.auto_truncate or self.context_length is None:
+            return False
+        return prompt_tokens >= self.context_length - CUT_WITHIN_TOKENS
 
 
 class ServerLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -31,10 +31,6 @@ from workers.timing import Timing
 log = logging.getLogger(__name__)
 
 PAGE_SHARE = 0.8
-CUT_WITHIN_TOKENS = 8
-"""SGLang cuts a prompt to its context less the few tokens that it keeps for itself."""
-
-
 RATE_READINGS = 4
 """Over how many readings a rate is taken."""
 
@@ -110,10 +106,7 @@ class ServerWatch:
 
     def cuts(self, prompt_tokens: int) -> bool:
         """Whether the server, told to do so, has cut a prompt of so many tokens to what fits."""
-        identity = self.identity
-        if identity is None or not identity.auto_truncate or identity.context_length is None:
-            return False
-        return prompt_tokens >= identity.context_length - CUT_WITHIN_TOKENS
+        return self.identity is not None and self.identity.cuts(prompt_tokens)
 
     async def generate(
         self, request: Request, deadline_s: float, *, fresh: bool = False
@@ -137,7 +130,7 @@ class ServerWatch:
     async def alive(self) -> bool:
         """Ask for one token; several askers share one request."""
         if self._probe is None or self._probe.done():
-            self._probe = asyncio.ensure_future(self._ask_token())
+            self._probe = asyncio.ensure_future(is_alive(self._client, limit_s=self._probe_s))
         return await asyncio.shield(self._probe)
 
     def report(self, fault: str, *, config: bool = False) -> None:
@@ -202,13 +195,15 @@ class ServerWatch:
         try:
             async with asyncio.timeout(self._probe_s):
                 self.identity = await self._client.identify()
-                self.load = await self._read_load(self._timing.load_s)
-                self._note_told(self.load)
-                self.telemetry.begin_anew()
-                if self.load is not None:
-                    self.telemetry.note_pages(self.load, time.monotonic())
-                if await self.alive():
-                    return True
+                await self._note_first_load()
+                alive = await self.alive()
+            if alive:
+                # One that hangs tells its model, and another may take its place before its token.
+                before = self.identity
+                await self._identify_anew()
+                if self.identity != before:
+                    await self._note_first_load()
+                return True
             self.detail = "it gives no token yet"
         except (TimeoutError, AttemptError) as error:
             self.detail = str(error) or "no answer in time"
@@ -219,6 +214,13 @@ class ServerWatch:
                 raise
             self._enter("faulty", str(error))
         return False
+
+    async def _note_first_load(self) -> None:
+        self.load = await self._read_load(self._timing.load_s)
+        self._note_told(self.load)
+        self.telemetry.begin_anew()
+        if self.load is not None:
+            self.telemetry.note_pages(self.load, time.monotonic())
 
     def _check_start_limit(self) -> None:
         limit_s = self._start_limit_s
@@ -234,9 +236,6 @@ class ServerWatch:
     @property
     def _probe_s(self) -> float:
         return self._timing.probe_s if self._judged else self._timing.first_token_s
-
-    async def _ask_token(self) -> bool:
-        return await is_alive(self._client, limit_s=self._probe_s)
 
     async def _until_fault(self, on_hang: Callable[[], None]) -> None:
         self._wake.clear()
