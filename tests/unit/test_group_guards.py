@@ -14,6 +14,7 @@ from common.queue.jobs import Holder
 from workers.engine import keeper as keeper_module
 from workers.engine.desk import RedisDesk
 from workers.engine.draining import Draining
+from workers.engine.endings import Endings
 from workers.engine.engine import Engine
 from workers.engine.holdings import Holdings, Open, Ready
 from workers.engine.keeper import Keeper
@@ -53,6 +54,40 @@ def engine(*, slots: int = 4, ready: bool = True, blocked: bool = False) -> Engi
         setattr(made, name, part)
     made._returns = Returns(cast("Any", None), made._holdings, cast("Any", None))
     return made
+
+
+def claiming_engine() -> tuple[Engine, list[Any]]:
+    """One that takes claims over and opens them, and what it would have spawned."""
+    made, spawned = engine(), []
+
+    def spawn(work: Any, _name: str = "") -> None:
+        work.close()
+        spawned.append(work)
+
+    core = SimpleNamespace(
+        client=None,
+        stop=None,
+        draining=Draining(),
+        holdings=made._holdings,
+        eligible=None,
+        rids=Rids("mine"),
+    )
+    parts: dict[str, Any] = {
+        "_core": core,
+        "_work_bell": SimpleNamespace(ring=lambda: None),
+        "_ramp": SimpleNamespace(wait_s=lambda _now_s, **_: 0.0),
+        "_opened": SimpleNamespace(note=lambda _now_s: None),
+        "_spawn": spawn,
+        "_endings": Endings(
+            cast("Any", core),
+            finisher=cast("Any", None),
+            returns=made._returns,
+            spawn=cast("Any", spawn),
+        ),
+    }
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made, spawned
 
 
 def test_a_process_with_slots_and_a_server_claims() -> None:
@@ -119,6 +154,70 @@ async def test_the_answer_to_a_return_does_not_end_the_next_return_of_the_same_j
 
     assert given == [[("r", b"k" * 16)]] * 2
     assert not len(holdings)
+
+
+async def test_a_job_that_is_claimed_while_it_is_open_is_not_opened_a_second_time() -> None:
+    """Redis was rewound, or the process stood still until its jobs had been reaped."""
+    one, spawned = claiming_engine()
+    job = Open(Ready(claim()), slot=one._core.rids.take_slot(), since_s=0.0)
+    one._holdings.open[job.key] = job
+
+    for each in (claim(), claim(b"n" * 16), claim(b"n" * 16)):
+        one._endings.admit(Ready(each))
+    one._open_what_fits()
+
+    # Nothing could end the first request any more, and its slot would be filled twice.
+    assert one._holdings.open[job.key] is job
+    assert one._holdings.in_slots == len(spawned) + 1 == 2
+
+
+@pytest.mark.parametrize("change", [{"uid": "anew"}, {"try_": 2}], ids=["run", "try"])
+async def test_a_job_claimed_for_another_try_takes_the_place_of_the_one_that_is_open(
+    change: dict[str, Any],
+) -> None:
+    one, _ = claiming_engine()
+    job = Open(Ready(claim()), slot=one._core.rids.take_slot(), since_s=0.0)
+    one._holdings.open[job.key] = job
+
+    one._endings.admit(Ready(msgspec.structs.replace(claim(), **change)))
+    one._open_what_fits()
+
+    assert one._holdings.open[job.key] is not job
+    assert job in one._holdings.leaving
+
+
+async def test_the_answer_to_a_renewal_does_not_end_what_was_claimed_after_it() -> None:
+    holdings, desk = Holdings(), RedisDesk("test")
+    loop = asyncio.get_running_loop()
+    lost: list[tuple[str, bytes]] = []
+    once = [["stolen"], ["gone"]]
+
+    def renew(keys: list[Any], **_: Any) -> list[str]:
+        assert keys == [("r", b"k" * 16)]
+        if len(once) > 1:
+            # Whoever had stolen it has given it back, and its claim's answer is read before ours.
+            loop.call_soon_threadsafe(holdings.add_ready, Ready(claim()))
+        return once.pop(0)
+
+    parts = ("watch", "rids", "client")
+    core = SimpleNamespace(
+        **dict.fromkeys(parts),
+        jobs=SimpleNamespace(renew=renew),
+        holdings=holdings,
+        beat=desk,
+        timing=Timing(),
+        draining=Draining(),
+    )
+    endings = SimpleNamespace(lose_strangers=lambda: None, lose=lost.append)
+    keeper = Keeper(cast("Any", core), cast("Any", endings))
+    job = Open(Ready(claim()), slot=0, since_s=0.0)
+    holdings.open[job.key] = job
+
+    await keeper._renew_leases()
+    assert not lost
+    await keeper._renew_leases()
+    desk.close()
+    assert lost == [job.key]
 
 
 # --- Slots of others -----------------------------------------------------------------------------

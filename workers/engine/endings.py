@@ -15,7 +15,7 @@ from workers.client.faults import Kind, Verdict
 from workers.engine.aborts import abort_all
 from workers.engine.core import Core
 from workers.engine.finisher import Finisher
-from workers.engine.holdings import JobKey, Open
+from workers.engine.holdings import JobKey, Open, Ready, same_try
 from workers.engine.returns import Returns
 from workers.prompt.outcomes import Returned, convicts, failed, poison
 
@@ -84,6 +84,13 @@ class Endings:
             record = self._eligible.record(claim.run)
             if record is not None and record.uid != claim.uid:
                 self.lose((claim.run, claim.key))
+
+    def admit(self, ready: Ready) -> None:
+        """Take a claimed job over; an earlier try of it, or an older run's, is let go of."""
+        held = self._holdings.held(ready.key)
+        if held is not None and not same_try(held, ready.claim):
+            self.lose(ready.key)
+        self._holdings.add_ready(ready)
 
     def convict(self, claim: Claim) -> None:
         """Worker processes died with this prompt, the last time while it was tried alone."""

@@ -246,7 +246,7 @@ class Engine:
                 await asyncio.sleep(IDLE_POLL_S if reply is None or reply.why != "ok" else 0)
                 continue
             for claim in reply.claims:
-                self._holdings.add_ready(Ready(claim, reply.suspects, reply.alone))
+                self._endings.admit(Ready(claim, reply.suspects, reply.alone))
             self._work_bell.ring()
 
     def _claimable(self) -> int:

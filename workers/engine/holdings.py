@@ -16,6 +16,11 @@ JobKey = tuple[str, bytes]
 """(run, key): what leases are renewed and given back by."""
 
 
+def same_try(one: Claim | Result, other: Claim) -> bool:
+    """Whether both are of one try of one run, where their keys are the same."""
+    return (one.uid, one.try_) == (other.uid, other.try_)
+
+
 class Ready(NamedTuple):
     """One job that is leased and has no slot yet.
 
@@ -90,6 +95,8 @@ class Holdings:
         unsent: Ended, not yet recorded in Redis; still leased.
         returning: To be given back as soon as Redis answers.
         turns: Finished turns of prompts that are not finished, which Redis has not taken yet.
+        claimed: What was claimed since leases were renewed last: the answer to a renewal that
+            was asked for before says nothing of it.
     """
 
     def __init__(self) -> None:
@@ -99,6 +106,7 @@ class Holdings:
         self.unsent: dict[JobKey, Result] = {}
         self.returning: dict[JobKey, GoingBack] = {}
         self.turns: dict[JobKey, KeptTurns] = {}
+        self.claimed: set[JobKey] = set()
 
     def returned(self, key: JobKey, going: GoingBack) -> None:
         """Redis has taken a job back."""
@@ -136,9 +144,24 @@ class Holdings:
             del self.open[job.key]
 
     def add_ready(self, ready: Ready) -> None:
-        """Take over a claimed job; that it could be claimed proves that it had been given back."""
-        self.returning.pop(ready.key, None)
-        self.ready.append(ready)
+        """Take over a claimed job; that it could be claimed proves that it was leased to nobody.
+
+        Such a job may be held here all the same: Redis was rewound, or this process stood still
+        until others had reaped its jobs. It is ours once more then, and what is held goes on: a
+        second request for it would take the first one out of sight, and nothing could end that.
+        """
+        key = ready.key
+        self.returning.pop(key, None)
+        self.claimed.add(key)
+        held = self.held(key) or self.unsent.get(key)
+        if held is None or not same_try(held, ready.claim):
+            self.ready.append(ready)
+
+    def held(self, key: JobKey) -> Claim | None:
+        """Give the claim by which a job is open or ready; None where it is neither."""
+        if key in self.open:
+            return self.open[key].claim
+        return next((one.claim for one in self.ready if one.key == key), None)
 
     def has_suspect(self) -> bool:
         """Whether a job is held beside which nothing else may be open."""

@@ -258,13 +258,14 @@ class Keeper:
     async def _renew_leases(self) -> None:
         self._endings.lose_strangers()
         held = self._holdings.leased()
+        self._holdings.claimed.clear()
         lease_ms = self._timing.lease_ms
         # Also with nothing held: the right to reap hangs on it.
         words = await self._desk.ask(lambda: self._jobs.renew(held, lease_ms=lease_ms))
         if held:
             reached("lease.renewed")
         for key, word in zip(held, words, strict=True):
-            if word in {"gone", "stolen"}:
+            if word in {"gone", "stolen"} and key not in self._holdings.claimed:
                 self._endings.lose(key)
 
     async def _reap(self, dead_epoch: str) -> None:
