@@ -125,7 +125,9 @@ def of_arrival(group: str, before: Heard | None, now: Present, *, now_ms: int) -
     if before is None:
         return [Event(kind="came", subject=group)]
     away_ms = now_ms - before.heard_ms
-    if away_ms > START_MS:
+    # The same process said so before, and the answer was lost with what had been known until then.
+    again = before.what.epoch == now.epoch and not before.left
+    if again or away_ms > START_MS:
         first = Event(kind="came", subject=group)
     else:
         first = Event(kind="restarted", subject=group, takes_back="went" if before.left else "")

@@ -21,6 +21,7 @@ from workers.engine.keeper import Keeper
 from workers.engine.lives import process_start
 from workers.engine.returns import Returns
 from workers.engine.rids import Rids
+from workers.engine.showing import Showing
 from workers.prompt.outcomes import Returned
 from workers.timing import Timing
 
@@ -218,6 +219,53 @@ async def test_the_answer_to_a_renewal_does_not_end_what_was_claimed_after_it() 
     await keeper._renew_leases()
     desk.close()
     assert lost == [job.key]
+
+
+async def test_what_is_published_of_a_server_is_all_of_one_instant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A restart that is counted before the figures tell what changed would be marked twice."""
+    marked: list[Any] = []
+    watch, told = SimpleNamespace(restarts=0), asyncio.Event()
+
+    async def ask(call: Any) -> None:
+        await asyncio.sleep(0)
+        # The thread was busy with another call, and the server has restarted meanwhile.
+        watch.restarts = 1
+        call()
+        told.set()
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    core = SimpleNamespace(
+        beat=SimpleNamespace(ask=ask),
+        watch=watch,
+        groups=SimpleNamespace(publish=nothing),
+        eligible=SimpleNamespace(refresh=nothing),
+        holdings=Holdings(),
+        options=SimpleNamespace(timing=Timing()),
+    )
+    showing = object.__new__(Showing)
+    parts: dict[str, Any] = {
+        "_core": core,
+        "_keeper": SimpleNamespace(slots=1),
+        "_finisher": SimpleNamespace(completed=0, failed=0),
+        "_on_beat": nothing,
+        "_marking": SimpleNamespace(look=lambda *seen: marked.append(seen), tell=nothing),
+        "_occupied": [],
+    }
+    for name, part in parts.items():
+        setattr(showing, name, part)
+    figures = SimpleNamespace(in_flight=0)
+    monkeypatch.setattr(showing, "figures", lambda: figures)
+
+    publishing = asyncio.create_task(showing._publish())
+    async with asyncio.timeout(30):
+        await told.wait()
+    publishing.cancel()
+
+    assert marked == [(figures, 0)]
 
 
 # --- Slots of others -----------------------------------------------------------------------------

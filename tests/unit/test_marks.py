@@ -166,6 +166,14 @@ def test_who_was_never_heard_of_comes() -> None:
     assert of_arrival("gpu0@h", None, IS, now_ms=NOW_MS) == [Event(kind="came", subject="gpu0@h")]
 
 
+def test_who_says_once_more_that_it_came_because_no_answer_came_has_come() -> None:
+    heard = Heard(what=IS, heard_ms=NOW_MS - 5_000)
+
+    events = of_arrival("gpu0@h", heard, IS, now_ms=NOW_MS)
+
+    assert events == [Event(kind="came", subject="gpu0@h")]
+
+
 def test_a_restart_is_told_though_nothing_changed_and_a_change_only_if_there_is_one() -> None:
     assert of_change("g", WAS, WAS, kind="server_changed") == []
     (event,) = of_change("g", WAS, WAS, kind="server_restarted")

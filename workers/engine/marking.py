@@ -49,7 +49,8 @@ class Marking:
         # What was marked last; None before this worker group has come.
         self._is: Present | None = None
         self._seen: Present | None = None
-        self._restarts = 0
+        # As marked, and as looked at last.
+        self._restarts = self._seen_restarts = 0
         self._away = self._drained = self._planned = False
         self._runs: Sequence[str] = ()
         self._waiting: deque[tuple[float, Event]] = deque(maxlen=MOST_WAITING)
@@ -70,7 +71,7 @@ class Marking:
         now = self._present(figures)
         if self._is is not None and now is not None and figures.state in _SERVING:
             self._note_changes(figures, now.knows_what(self._is), restarts, now_s)
-        self._seen = now
+        self._seen, self._seen_restarts = now, restarts
         self._note_states(figures, now_s)
 
     def tell(self, figures: GroupFigures) -> None:
@@ -126,7 +127,7 @@ class Marking:
         self._waiting.extend(
             (at_s, event) for event in of_arrival(group, before, now, now_ms=now_ms)
         )
-        self._is, self._restarts = now, self._core.watch.restarts
+        self._is, self._restarts = now, self._seen_restarts
 
     def _note_changes(
         self, figures: GroupFigures, now: Present, restarts: int, now_s: float

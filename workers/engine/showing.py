@@ -56,7 +56,9 @@ class Showing:
     async def _publish(self) -> None:
         while True:
             with contextlib.suppress(RedisUnusableError):
-                await self._core.beat.ask(partial(self._say, self.figures()))
+                # Of one instant: the thread may be busy until the server is another one.
+                told = self.figures(), self._core.watch.restarts
+                await self._core.beat.ask(partial(self._say, *told))
             for _ in range(LOOKS):
                 self._occupied.append(
                     (time.monotonic(), len(self._core.holdings.open), self._keeper.slots)
@@ -126,8 +128,8 @@ class Showing:
             return "wrong_model", self._core.eligible.wrong_model
         return watch.state, watch.detail
 
-    def _say(self, figures: GroupFigures) -> None:
-        self._marking.look(figures, self._core.watch.restarts)
+    def _say(self, figures: GroupFigures, restarts: int) -> None:
+        self._marking.look(figures, restarts)
         self._core.groups.publish(figures)
         self._core.eligible.refresh()
         self._on_beat(bool(figures.in_flight), self._finisher.completed, self._finisher.failed)
