@@ -10,6 +10,7 @@ after a rewind of Redis, and the sink of the past would pass for the one of toda
 """
 
 import secrets
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -102,7 +103,7 @@ class PartitionLease:
     """One partition in the hands of one sink.
 
     Calls raise `PartitionLostError` when the sink must start over with the partition, and
-    `RedisUnusableError` when Redis cannot be reached.
+    `RedisUnusableError` when Redis cannot be reached. `renew` is for another thread than the rest.
     """
 
     def __init__(
@@ -117,6 +118,9 @@ class PartitionLease:
         self._record = record
         self.partition = partition
         self.token = token
+        self._left = False
+        # A renewal that Redis got after the release would keep everybody out for a whole lease.
+        self._keeping = threading.Lock()
 
     def take(self, *, lease_ms: int = LEASE_MS) -> Standing:
         """Take the partition, or renew it."""
@@ -128,6 +132,17 @@ class PartitionLease:
             tries=int(reply[3]),
             limit=Limit(int(reply[4]), reply[5].decode()) if reply[4] else None,
         )
+
+    def renew(self) -> None:
+        """Renew it, unless the partition has been left."""
+        with self._keeping:
+            if not self._left:
+                self.take()
+
+    def leave(self) -> None:
+        """Renew it no more; it ends by itself."""
+        with self._keeping:
+            self._left = True
 
     def intend(self, intent: Intent) -> None:
         """Write down what the next sequence will hold."""
@@ -181,6 +196,7 @@ class PartitionLease:
 
     def release(self) -> None:
         """Give the partition up, so that another sink need not wait for the lease's end."""
+        self.leave()
         self._call("release")
 
     def set_aside(self, entry_id: str, replacement: "Replacement | None") -> None:

@@ -153,6 +153,21 @@ def test_a_partition_is_never_held_by_two(world: World) -> None:
     first.take()
 
 
+def test_a_partition_that_was_left_is_not_renewed_into_nobodys_hands(world: World) -> None:
+    """The thread that renews may have begun its round before the partition was left."""
+    sink = run_sink(world)
+    sink.step()
+    round_of_renewals = list(sink.leases.values())
+    assert round_of_renewals
+    heir = PartitionLease(world.client, world.record, partition=0, token=new_token())
+
+    sink.release()
+    for lease in round_of_renewals:
+        lease.renew()
+
+    heir.take()
+
+
 def test_a_frozen_sink_that_wakes_up_can_acknowledge_nothing(world: World) -> None:
     world.finish(range(8))
     frozen, heir = new_token(), new_token()

@@ -193,7 +193,9 @@ class RunSink:
 
     def _leave(self, partition: int) -> PartitionLease:
         self._sinks.pop(partition).close()
-        return self.leases.pop(partition)
+        lease = self.leases.pop(partition)
+        lease.leave()
+        return lease
 
     def _drain(self, partition: int, view: RunView, *, flush: bool) -> None:
         """Store one batch of a partition where one is due."""

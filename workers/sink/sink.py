@@ -338,7 +338,7 @@ class Sink:
             for sink in self._sinks():
                 for lease in list(sink.leases.values()):
                     try:
-                        lease.take()
+                        lease.renew()
                     except (HeadraceError, PartitionLostError) as error:
                         # The storing thread finds out by its own calls.
                         log.debug("a lease was not renewed: %s", error)
