@@ -384,6 +384,38 @@ async def test_what_redis_does_not_know_yet_is_kept_and_stops_claims(word: str) 
     assert holdings.leased() == [("r", b"k" * 16)]
 
 
+@pytest.mark.parametrize("word", ["ok", "changed", "unknown", None])
+async def test_the_answer_to_a_result_does_not_end_the_next_result_of_the_same_job(
+    word: str | None,
+) -> None:
+    holdings, desk = Holdings(), RedisDesk("test")
+    loop, calls = asyncio.get_running_loop(), []
+    later = msgspec.structs.replace(result(), uid="anew", row=b'{"later": 1}')
+
+    def finish(batch: list[Result]) -> list[str]:
+        calls.append([each.uid for each in batch])
+        if len(calls) > 1:
+            return ["ok"]
+        # The run was made anew, and its prompt has ended before this answer is read.
+        loop.call_soon_threadsafe(finisher.add, later)
+        if word is None:
+            raise RedisUnusableError("away")
+        return [word]
+
+    jobs = SimpleNamespace(finish=finish, group="gpu0@test")
+    finisher = Finisher(cast("Jobs", jobs), holdings, desk, on_room=lambda: None)
+    finisher.add(result())
+
+    await finisher._send()
+    assert list(holdings.unsent.values()) == [later]
+    await finisher._send()
+    desk.close()
+
+    assert calls == [["u"], ["anew"]]
+    assert not holdings.unsent
+    assert finisher._waiting_bytes == 0
+
+
 async def test_past_its_own_deadline_a_process_holds_no_slot() -> None:
     await asyncio.sleep(0)
     core = SimpleNamespace(

@@ -130,10 +130,7 @@ class Finisher:
         for result, word in zip(batch, words, strict=True):
             if word in _KEPT:
                 kept += 1
-                # Behind the others: results of other runs need not wait for this one's.
-                self._holdings.unsent[result.run, result.key] = self._holdings.unsent.pop(
-                    (result.run, result.key)
-                )
+                self._put_behind(result)
                 continue
             self._note(result, word)
         self.blocked = kept > 0
@@ -157,12 +154,28 @@ class Finisher:
 
     def _mark_repeated(self, batch: list[Result]) -> None:
         for result in batch:
+            if self._waits(result):
+                key: JobKey = (result.run, result.key)
+                self._holdings.unsent[key] = msgspec.structs.replace(result, repeat=True)
+
+    def _put_behind(self, result: Result) -> None:
+        """Let the others go first: results of other runs need not wait for this one's."""
+        if self._waits(result):
             key: JobKey = (result.run, result.key)
-            self._holdings.unsent[key] = msgspec.structs.replace(result, repeat=True)
+            self._holdings.unsent[key] = self._holdings.unsent.pop(key)
+
+    def _waits(self, result: Result) -> bool:
+        """Whether what an answer is about is still what waits: its job may have ended anew since.
+
+        A request that was given up is answered all the same now and then, and a run of this name
+        may have been made anew: the later result has to be sent by itself.
+        """
+        return self._holdings.unsent.get((result.run, result.key)) is result
 
     def _note(self, result: Result, word: str) -> None:
         was_full = self.full
-        self._forget(result.run, result.key)
+        if self._waits(result):
+            self._forget(result.run, result.key)
         if was_full and not self.full:
             self._on_room()
         if word not in {"ok", "repeated"}:
