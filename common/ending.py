@@ -115,10 +115,25 @@ def try_to_end(client: "redis.Redis", store: ObjectStore, record: RunRecord) -> 
         return None
 
 
-def revoke(client: "redis.Redis", store: ObjectStore, record: RunRecord) -> bool:
-    """Take `_SUCCESS` away, because the run goes on; False when another process is at it."""
+def revoke(
+    client: "redis.Redis", store: ObjectStore, record: RunRecord, *, unless_over: bool = False
+) -> bool:
+    """Take `_SUCCESS` away, because the run goes on.
+
+    Args:
+        client: From `common.connect`.
+        store: The run's output, probed.
+        record: The run.
+        unless_over: Leave it where all has ended by now: whoever saw the run go on may have looked
+            before another process ended it anew.
+
+    Returns:
+        False when another process is at it, and where it was left.
+    """
     try:
         with Maintenance(client, record) as turn:
+            if unless_over and not missing_in_redis(turn.facts()):
+                return False
             store.delete(names.SUCCESS)
             reached("end.revoked")
             turn.note_ended("")

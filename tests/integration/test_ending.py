@@ -14,6 +14,7 @@ from common.models import Seal
 from common.queue import Runs
 from common.queue.maintenance import Maintenance
 from common.queue.sinklease import new_token
+from common.queue.sinkview import look
 from common.reconcile import reconcile
 from common.store import StoredObject, open_store
 from common.store.frames import digest_name
@@ -308,6 +309,24 @@ def test_only_one_process_ends_a_run(ended: World) -> None:
     with Maintenance(ended.client, ended.record):
         assert try_to_end(ended.client, ended.store, ended.record) is None
         assert not revoke(ended.client, ended.store, ended.record)
+
+
+def test_a_sink_that_looked_before_another_ended_the_run_leaves_its_success(ended: World) -> None:
+    drain(run_sink(ended))
+    ended.retry([8])
+    slow = run_sink(ended)
+    view = look(ended.client, ended.record, token=new_token())
+    assert view is not None
+    assert view.ended
+    ended.finish([8], try_=2)
+    expire_lease(ended)
+    drain(run_sink(ended))
+    assert stands(ended.store)
+
+    # It has stored a batch since, which took its time, and may be told to stop after this step.
+    slow._end(view)
+
+    assert stands(ended.store)
 
 
 def test_killed_while_success_is_revoked_it_is_revoked_again(ended: World) -> None:

@@ -289,7 +289,8 @@ class RunSink:
             self._over = False
             self._look_again_s = 0.0
             if view.ended:
-                ending.revoke(self._client, self.store, self.record)
+                # What this sink stored since it looked may have taken minutes.
+                ending.revoke(self._client, self.store, self.record, unless_over=True)
             return Standing.GOES_ON
         seqs = sum(part.seq for part in view.partitions)
         counts = (view.total, view.completed, view.failed, view.cancelled)
