@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from common.errors import RedisUnusableError
-from common.queue.drains import Drain
+from common.queue.drains import DRAIN_TTL_MS, Drain
 
 if TYPE_CHECKING:
     import redis
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
+OTHERS_S = 1.5 * DRAIN_TTL_MS / 1000
+"""A drain whose owner has died is over by then, and worker groups would feed what is to end."""
+
 MARGIN_S = 5.0
 """Beyond the limit: what is open is aborted by then, and the aborts take a moment."""
 
@@ -39,6 +42,8 @@ class Emptying:
         self._server = server
         self._name = name
         self._drain: Drain | None = None
+        # Since when somebody else drains it.
+        self._refused_s: float | None = None
 
     async def empty(
         self,
@@ -62,7 +67,7 @@ class Emptying:
         self._drain = Drain(
             self._client, self._server, owner=owner, reason=reason, limit_s=limit_s
         )
-        nothing_open = False
+        nothing_open, self._refused_s = False, None
         until_s = time.monotonic() + limit_s + MARGIN_S
         while not hurried() and time.monotonic() < until_s:
             try:
@@ -72,12 +77,20 @@ class Emptying:
                 return
             if held.empty:
                 return
-            if held.refused:
-                log.info("%s: drained by %s already", self._name, held.refused)
+            # Asked only where processes may be there that this Redis has forgotten, or of the
+            # drain of somebody else, which has emptied the server, or whose owner has died.
+            nothing_open = bool(held.unsure_ms or held.refused) and await quiet()
+            if held.refused and self._leaves_it_to(held.refused, quiet=nothing_open):
                 return
-            # Asked only where processes may be there that this Redis has forgotten.
-            nothing_open = bool(held.unsure_ms) and await quiet()
             await asyncio.sleep(LOOK_S)
+
+    def _leaves_it_to(self, owner: str, *, quiet: bool) -> bool:
+        """Whether another's drain does: it has emptied the server, or its owner lives."""
+        now_s = time.monotonic()
+        if self._refused_s is None:
+            self._refused_s = now_s
+            log.info("%s: drained by %s already", self._name, owner)
+        return quiet or now_s - self._refused_s > OTHERS_S
 
     async def lift(self) -> None:
         """Let worker groups go on; they wait for a token of the server first."""
