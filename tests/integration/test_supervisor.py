@@ -1,6 +1,8 @@
 """The supervisor of one server: launch, faults, orders, ends, and who comes after it."""
 
 import asyncio
+import errno
+import os
 import signal
 import stat
 from pathlib import Path
@@ -11,8 +13,15 @@ import psutil
 import pytest
 
 from common.errors import BackendError, ServerUnusableError, UsageError
-from tests.support.supervised import NAME, Supervised, marked, scheduler_of, supervised
-from workers.supervisor import draining, supervisor
+from tests.support.supervised import (
+    LIMIT_S,
+    NAME,
+    Supervised,
+    marked,
+    scheduler_of,
+    supervised,
+)
+from workers.supervisor import book, draining, supervisor
 from workers.supervisor.plan import plan_launch
 from workers.supervisor.processes import LogRoom
 from workers.supervisor.records import ask
@@ -349,6 +358,32 @@ async def test_the_next_supervisor_ends_what_is_left_of_a_server_that_has_died(
 
 
 # --- its log and its key -------------------------------------------------------------------------
+
+
+async def test_the_next_supervisor_ends_a_server_of_which_a_full_disk_took_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with supervised(tmp_path, monkeypatch) as world:
+        first = await world.ready()
+        with monkeypatch.context() as disk:
+            disk.setattr(book, "write_record", full)
+            psutil.Process(pid_of(first)).kill()
+            async with asyncio.timeout(LIMIT_S):
+                while len(world.launched) < 2:  # noqa: ASYNC110 - no record tells
+                    await asyncio.sleep(0.02)
+            await world.leave()
+        unknown = world.launched[1].first.pid
+
+        world.begin()
+        third = await world.ready(after=pid_of(first))
+
+        # It had the port, and the GPU.
+        assert pid_of(third) != unknown
+        assert [each.pid for each in world.servers()] == [pid_of(third)]
+        assert f"(pid {unknown}) of which there is no record" in caplog.text
 
 
 async def test_the_log_goes_on_when_who_writes_it_is_killed(

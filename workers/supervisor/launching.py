@@ -1,6 +1,7 @@
 """Launch one server as its orders say, find what an earlier supervisor left, end it whole."""
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from workers.supervisor.book import Book
 from workers.supervisor.draining import drain
 from workers.supervisor.orders import Orders
 from workers.supervisor.plan import Plan, ServeOptions, plan_launch
-from workers.supervisor.processes import LogRoom, ServerProcesses, new_mark
+from workers.supervisor.processes import LogRoom, ServerProcesses, mark_family, new_mark
 from workers.supervisor.server_log import heading
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Launcher:
         self._options = options
         self._book = book
         self._room = LogRoom()
+        self._family = mark_family(options.state_dir, options.name)
         self._launched = 0
         # The order by which the last server ran that gave a token.
         self._proven: Wanted | None = None
@@ -65,9 +67,11 @@ class Launcher:
         """
         earlier = self._book.earlier
         if earlier is None or not earlier.mark:
+            await self._end_unrecorded()
             return None
         found = ServerProcesses.found(earlier.server, earlier.mark, earlier.log_writer)
         if not any(found.members()):
+            await self._end_unrecorded()
             return None
         name, pid = self._options.name, found.first.pid
         plan = self.plan()
@@ -82,6 +86,18 @@ class Launcher:
                 await drain(found, client, limit_s=self._options.drain_limit_s, hurried=hurried)
         await self.end(found)
         return None
+
+    async def _end_unrecorded(self) -> None:
+        """End what was launched while the disk took no record, and was not ended since."""
+        find = functools.partial(ServerProcesses.unrecorded, self._family)
+        while (found := await asyncio.to_thread(find)) is not None:
+            log.warning(
+                "%s: ending a server of an earlier life (pid %d) of which there is no record: was "
+                "the disk full?",
+                self._options.name,
+                found.first.pid,
+            )
+            await self.end(found)
 
     def plan(self) -> Plan:
         """Plan the next start; an order that cannot be planned is taken back.
@@ -118,7 +134,7 @@ class Launcher:
         await _port_free(plan.line.host, options.port)
         for note in plan.notes:
             log.info("%s: %s", options.name, note)
-        mark = new_mark()
+        mark = new_mark(self._family)
         # Before the server is there: whoever comes after us has to find it, wherever we end.
         self._book.launching(mark, at_s=time.time(), restarts=self._launched)
         try:

@@ -11,6 +11,7 @@ model takes minutes, and the worker group beside it loses nothing. Rejected: a s
 with its supervisor, which costs those minutes and all that is in flight for nothing.
 """
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -134,6 +135,20 @@ class ServerProcesses:
             made.first = _named(leads[0]) if leads else made.first
         return made
 
+    @classmethod
+    def unrecorded(cls, family: str) -> "ServerProcesses | None":
+        """Find a start of which no record tells; None when there is none.
+
+        Args:
+            family: Of its mark: see `new_mark`.
+        """
+        for pid in psutil.pids():
+            with suppress(psutil.Error, OSError):
+                mark = psutil.Process(pid).environ().get(MARK, "")
+                if mark.startswith(f"{family}-") and process_start(pid):
+                    return cls.found(None, mark, None)
+        return None
+
     @property
     def alive(self) -> bool:
         """Whether its first process runs."""
@@ -236,9 +251,14 @@ class ServerProcesses:
             self._writer_child.poll()
 
 
-def new_mark() -> str:
+def mark_family(state_dir: Path, name: str) -> str:
+    """Say how all marks of one server begin, by where its records lie and its name."""
+    return hashlib.sha256(f"{state_dir.resolve()}\0{name}".encode()).hexdigest()[:16]
+
+
+def new_mark(family: str) -> str:
     """Make the mark of a start."""
-    return os.urandom(12).hex()
+    return f"{family}-{os.urandom(8).hex()}"
 
 
 def _start_writer(reads: int, log: Path, room: LogRoom, secret: str) -> "subprocess.Popen[bytes]":
