@@ -2,18 +2,21 @@
 
 import asyncio
 import os
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+from common import connect
 from common.models import Claim, Params, RunRecord
 from common.queue import SlotReply
 from common.queue.jobs import Holder
 from workers.engine import keeper as keeper_module
 from workers.engine.desk import RedisDesk
 from workers.engine.draining import Draining
+from workers.engine.eligible import Eligible
 from workers.engine.endings import Endings
 from workers.engine.engine import Engine
 from workers.engine.holdings import Holdings, Open, Ready
@@ -416,3 +419,34 @@ async def test_a_job_of_an_older_run_of_this_name_opens_no_request(uid: str, ope
 
     assert len(served) == opened
     assert settled == [(("r", b"k" * 16), Returned())]
+
+
+def test_what_one_thread_read_late_does_not_replace_what_another_has_read_since() -> None:
+    uids, seen = ["old"], []
+
+    def info(_section: str) -> dict[str, int]:
+        if uids == ["old"]:
+            # This thread waits for its answer; the run is made anew, and another thread looks.
+            uids.append("new")
+            other = threading.Thread(target=eligible.refresh)
+            other.start()
+            other.join()
+            seen.append(eligible.record("r"))
+        return {}
+
+    def records_and_pins() -> dict[str, Any]:
+        return {"r": (SimpleNamespace(uid=uids[-1]), None)}
+
+    eligible = Eligible(cast("Any", SimpleNamespace(info=info)))
+    eligible._runs = cast("Any", SimpleNamespace(records_and_pins=records_and_pins))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(connect, "address_of", lambda _client: "test")
+        eligible.refresh()
+        seen.append(eligible.record("r"))
+        eligible.refresh()
+        seen.append(eligible.record("r"))
+
+    known = [cast("Any", each).uid for each in seen if each is not None]
+    assert known == sorted(known, reverse=True)
+    assert known[-1] == "new"

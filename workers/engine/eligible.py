@@ -6,6 +6,7 @@ check. It is also left out when one of its prompts has shown that the server can
 """
 
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ class Eligible:
         # What `_fitting` was made from: the records and the server.
         self._judged: tuple[dict[str, RunRecord], ServerIdentity] | None = None
         self._fitting: list[str] = []
+        self._reading = threading.Lock()
         self._read_at_s = float("-inf")
         self._said_s = float("-inf")
         self._mark_bytes = mark_bytes(0)
@@ -107,7 +109,19 @@ class Eligible:
         return self._mark_bytes
 
     def refresh(self) -> None:
-        """Read the runs and Redis's limit anew."""
+        """Read the runs and Redis's limit anew, unless another thread is doing so.
+
+        What it reads late must not take the place of what was read after it: jobs of a run that
+        was made anew in between would be let go of as the older run's.
+        """
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            self._read()
+        finally:
+            self._reading.release()
+
+    def _read(self) -> None:
         found = {
             name: each
             for name, each in self._runs.records_and_pins().items()
