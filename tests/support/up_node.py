@@ -81,17 +81,17 @@ class UpNode:
 
     def server(self, gpu: str) -> int:
         """The first process of a server that this node's `workers serve` has launched."""
-        name = f"{gpu}@{self.env['HEADRACE_HOST']}"
+        name, pids = f"{gpu}@{self.env['HEADRACE_HOST']}", []
 
         def launched() -> bool:
             found = read_record(self.fleet.folder / ".headrace", name)
-            return found is not None and found.server is not None
+            if found is not None and found.server is not None:
+                # The next look may find none: the server has died, and is launched anew.
+                pids.append(found.server.pid)
+            return bool(pids)
 
         wait_until(launched, f"a server on {gpu}", LIMIT_S)
-        found = read_record(self.fleet.folder / ".headrace", name)
-        assert found is not None
-        assert found.server is not None
-        return found.server.pid
+        return pids[0]
 
     def family(self) -> list[psutil.Process]:
         """All processes below this one."""
