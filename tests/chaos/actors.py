@@ -1,6 +1,7 @@
 """One process that is killed and started again, and what it held when it was."""
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +13,10 @@ import redis
 from common import names
 from common.crashpoints import TRACE_VARIABLE, VARIABLE, last_point
 from common.queue import Groups
-from tests.chaos.born import Born, Nursery
 from tests.chaos.kit import RUN
 from tests.chaos.points import points_of
 from tests.chaos.schedule import Kind
+from tests.support.server_process import ServerProcess
 
 RESTING = {
     "",
@@ -60,7 +61,6 @@ class Actor:
     Args:
         kind, index: Which.
         command: Program and arguments; a function, since a producer's changes.
-        nursery: Starts its processes.
         folder: Of its logs and traces.
         env: Of every process of the round.
 
@@ -78,18 +78,16 @@ class Actor:
         index: int,
         *,
         command: Callable[[], list[str]],
-        nursery: Nursery,
         folder: Path,
         env: Mapping[str, str],
     ) -> None:
         self.kind = kind
         self.name = f"{kind}{index}"
         self._command = command
-        self._nursery = nursery
         self._folder = folder
         self._env = env
         self._lives = 0
-        self.process: Born | None = None
+        self.process: ServerProcess | None = None
         self.armed = ""
         self.leaving = False
         self.frozen_until_s = 0.0
@@ -122,10 +120,8 @@ class Actor:
         self._lives += 1
         self.trace.unlink(missing_ok=True)
         armed = {VARIABLE: self.armed} if self.armed else {}
-        program, *arguments = self._command()
-        self.process = self._nursery.start(
-            program,
-            arguments,
+        self.process = ServerProcess(
+            [sys.executable, "-m", *self._command()],
             log=self._folder / f"{self.name}-{self._lives}.log",
             env={**self._env, **armed, TRACE_VARIABLE: str(self.trace)},
         )

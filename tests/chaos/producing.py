@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.chaos.actors import Actor
-from tests.chaos.born import Nursery
 from tests.chaos.kit import RUN, Kit
 
 
@@ -30,7 +29,6 @@ class Producing:
         endpoint: str | None,
         folder: Path,
         env: Mapping[str, str],
-        nursery: Nursery,
     ) -> None:
         self.files = files
         self._missing = list(range(len(files)))
@@ -53,7 +51,7 @@ class Producing:
             str(kit.window),
         ]
         self._work: dict[str, int] = {}
-        self.actors = [self._actor(i, folder, env, nursery) for i in range(kit.producers)]
+        self.actors = [self._actor(i, folder, env) for i in range(kit.producers)]
 
     @property
     def wanted(self) -> bool:
@@ -105,13 +103,12 @@ class Producing:
         open_ = [] if last else ["--keep-open"]
         return ["producer", "enqueue", str(self.files[number]), *self._flags, *open_]
 
-    def _actor(self, index: int, folder: Path, env: Mapping[str, str], nursery: Nursery) -> Actor:
+    def _actor(self, index: int, folder: Path, env: Mapping[str, str]) -> Actor:
         name = f"producer{index}"
         return Actor(
             "producer",
             index,
             command=lambda: self.command_of(self._work[name]),
-            nursery=nursery,
             folder=folder,
             env=env,
         )

@@ -9,7 +9,6 @@ from typing import Self
 
 from common.store import ObjectStore, open_store
 from tests.chaos.actors import Actor
-from tests.chaos.born import Nursery
 from tests.chaos.kit import BATCH_S, RUN, Kit
 from tests.chaos.producing import Producing
 from tests.chaos.redisside import RedisSide
@@ -100,8 +99,6 @@ class World:
         try:
             if kit.store == "s3":
                 self._open_s3()
-            self.nursery = Nursery(self.env)
-            self._close.append(self.nursery.close)
             self.servers = [Server(i, kit, self.folder) for i in range(kit.groups)]
             self._close += [server.process.close for server in self.servers]
             self.groups = [self._group(i) for i in range(kit.groups)]
@@ -120,7 +117,6 @@ class World:
                 files,
                 output=self.output,
                 endpoint=self._endpoint,
-                nursery=self.nursery,
                 folder=self.folder,
                 env=self.env,
             )
@@ -186,7 +182,6 @@ class World:
             "group",
             index,
             command=lambda: command,
-            nursery=self.nursery,
             folder=self.folder,
             env=self.env,
         )
@@ -210,7 +205,6 @@ class World:
             "sink",
             index,
             command=lambda: command,
-            nursery=self.nursery,
             folder=self.folder,
             env=self.env,
         )

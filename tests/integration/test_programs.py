@@ -88,8 +88,17 @@ def test_a_signal_ends_it(forked: bool, tmp_path: Path, number: signal.Signals) 
     assert code in {-number, 128 + number}
 
 
-def test_settings_that_are_read_at_import_get_a_process_of_their_own(tmp_path: Path) -> None:
-    for env in ({"HEADRACE_LEASES": "{}"}, {"PYTHONPATH": str(tmp_path)}, {"TZ": "Asia/Tokyo"}):
+def test_leases_are_read_at_import_so_each_length_has_a_process_that_forks() -> None:
+    usual, short = environment(), environment({"HEADRACE_LEASES": '{"slots_ms": 3000}'})
+
+    nurseries = {id(programs._Nursery.of(each)) for each in (usual, short, usual, short)}
+
+    assert len(nurseries) == 2
+    assert all(programs._Nursery.of(each).knows(each) for each in (usual, short))
+
+
+def test_what_only_an_interpreter_reads_gets_one(tmp_path: Path) -> None:
+    for env in ({"PYTHONPATH": str(tmp_path)}, {"TZ": "Asia/Tokyo"}):
         with programs.start(
             command("--version"), cwd=tmp_path, env=environment(env), stdout=subprocess.PIPE
         ) as process:

@@ -3,7 +3,7 @@
 `start` and `run` are `subprocess.Popen` and `subprocess.run`. Of `python -m producer` and the like
 the process is forked from one that has imported them (`tests.support.nursery`), which saves most
 of what a start costs; with anything that such a process cannot have (another interpreter's
-options, settings that are read at import, a `preexec_fn`) it is started as any other program.
+options, a `preexec_fn`) it is started as any other program.
 HEADRACE_TEST_EXEC=1 starts all of them so.
 """
 
@@ -20,16 +20,19 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from typing_extensions import override
+
+from common import leases
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODULES = frozenset({"producer", "workers", "workers.cli", "workers.simulator"})
 ALWAYS_EXEC = "HEADRACE_TEST_EXEC"
 
 _READ_WHEN_CALLED = ("HEADRACE_", "RQ_", "AWS_", "PYTEST_", "XDG_")
-_READ_AT_IMPORT = ("HEADRACE_LEASES", "HEADRACE_TEST_")
+_READ_AT_IMPORT = leases.ENVIRONMENT
+_READ_BY_THE_INTERPRETER = "HEADRACE_TEST_"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -94,30 +97,34 @@ def _can_fork(words: Sequence[str], options: Mapping[str, Any]) -> bool:
     if words[:2] != [sys.executable, "-m"] or len(words) < 3 or words[2] not in MODULES:
         return False
     known = {"cwd", "env", "stdin", "stdout", "stderr", "text", "start_new_session"}
-    return not options.keys() - known and _Nursery.here().knows(options.get("env"))
+    return not options.keys() - known and _Nursery.of(options.get("env")).knows(options.get("env"))
 
 
 class _Nursery:
-    """The process that forks, one for each process that runs tests."""
+    """The process that forks: one for each process that runs tests and each length of leases."""
 
-    _one: "_Nursery | None" = None
+    _born: ClassVar[dict[tuple[int, str], "_Nursery"]] = {}
     _lock = threading.RLock()
 
     @classmethod
-    def here(cls) -> "_Nursery":
+    def of(cls, environment: Mapping[str, str] | None) -> "_Nursery":
+        """Find the one whose modules read these settings as they were imported."""
+        wanted = os.environ if environment is None else environment
+        key = os.getpid(), wanted.get(_READ_AT_IMPORT, "")
         with cls._lock:
-            if cls._one is None or cls._one.pid != os.getpid():
-                cls._one = cls()
-            return cls._one
+            return cls._born.get(key) or cls._born.setdefault(key, cls(*key))
 
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._environment = dict(os.environ)
+    def __init__(self, pid: int, read_at_import: str) -> None:
+        self._pid = pid
+        self._environment = {**os.environ, _READ_AT_IMPORT: read_at_import}
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             # It ends when nobody holds the other end any more.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.nursery"], stdin=its.fileno(), cwd=REPOSITORY
+                [sys.executable, "-m", "tests.support.nursery"],
+                stdin=its.fileno(),
+                cwd=REPOSITORY,
+                env=self._environment,
             )
         self._control = ours
         self._libc = ctypes.CDLL(None)
@@ -127,11 +134,11 @@ class _Nursery:
         """Whether what it has imported is the same in that environment."""
         wanted = os.environ if environment is None else environment
         for name in wanted.keys() | self._environment.keys():
-            if wanted.get(name) == self._environment.get(name):
+            if wanted.get(name) == self._environment.get(name) or name == _READ_AT_IMPORT:
                 continue
             if name == "PYTHONPATH" and wanted.get(name, str(REPOSITORY)) == str(REPOSITORY):
                 continue
-            if name.startswith(_READ_AT_IMPORT) or not name.startswith(_READ_WHEN_CALLED):
+            if name.startswith(_READ_BY_THE_INTERPRETER) or not name.startswith(_READ_WHEN_CALLED):
                 return False
         return True
 
@@ -151,7 +158,7 @@ class _Nursery:
         return int(told)
 
     def _close(self) -> None:
-        if self.pid == os.getpid():
+        if self._pid == os.getpid():
             self._control.close()
             self._process.wait()
 
@@ -179,7 +186,7 @@ class _Forked(subprocess.Popen[Any]):
             "dies_with_parent": self._dies_with_us,
         }
         try:
-            self.pid = _Nursery.here().fork(
+            self.pid = _Nursery.of(env).fork(
                 order, [own if pipe == -1 else pipe for own, pipe in enumerate(pipes)]
             )
             self._child_created = True

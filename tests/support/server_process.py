@@ -76,6 +76,11 @@ class ServerProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended, None while it lives; negative after a signal."""
+        return self._process.poll()
+
     def alive(self) -> bool:
         return self._process.poll() is None
 
