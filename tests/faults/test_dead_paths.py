@@ -10,7 +10,7 @@ from tests.support.server_process import ServerProcess, wait_until
 from tests.support.watching import QUICK_SINK, exit_code, of_prompts, open_now
 
 RUN, OTHER = "job", "other"
-PROMPTS, MANY = 240, 20_000
+PROMPTS, MANY = 800, 20_000
 BACK_S = 120
 """The limit of the case."""
 REDIS_WAIT_S = 3

@@ -112,11 +112,14 @@ async def test_a_request_whose_connection_comes_too_late_is_not_sent(
     # No connection is used twice, so the prompt's request must make one.
     close = "connection: close\r\n"
     hold = Held(dataclasses.replace(GOOD, headers=close))
-    pages = {path: Reply(body=body, headers=close) for path, body in PAGES.items()}
+    lacking = ("/v1/loads", "/metrics", "/get_load", "/get_server_info", "/model_info")
+    pages = {path: Reply(404, headers=close) for path in lacking}
+    pages |= {path: Reply(body=body, headers=close) for path, body in PAGES.items()}
     heirs: list[Jobs] = []
 
     def sleeps(*args: Any) -> socket.socket:
-        if made.engine._holdings.open and not heirs:
+        # The prompt's request alone asks whether it may be sent; pages are read meanwhile.
+        if transport._note.get().may_send is not None and not heirs:
             time.sleep(TTL_S + 0.1)
             heirs.append(heir_of(made))
         return socket.socket(*args)

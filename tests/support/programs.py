@@ -30,9 +30,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MODULES = frozenset({"producer", "workers", "workers.cli", "workers.simulator"})
 ALWAYS_EXEC = "HEADRACE_TEST_EXEC"
 
-_READ_WHEN_CALLED = ("HEADRACE_", "RQ_", "AWS_", "PYTEST_", "XDG_")
 _READ_AT_IMPORT = leases.ENVIRONMENT
-_READ_BY_THE_INTERPRETER = "HEADRACE_TEST_"
+_READ_AT_THE_START = ("PYTHON", "HEADRACE_TEST_", "LD_", "LC_", "LANG", "MALLOC_", "TZ")
+_HARMLESS = {"PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"}
+_AS_IMPORTED = dict(os.environ)
+"""Before any test could change it for itself."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -116,7 +119,7 @@ class _Nursery:
 
     def __init__(self, pid: int, read_at_import: str) -> None:
         self._pid = pid
-        self._environment = {**os.environ, _READ_AT_IMPORT: read_at_import}
+        self._environment = {**_AS_IMPORTED, _READ_AT_IMPORT: read_at_import}
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             # It ends when nobody holds the other end any more.
@@ -134,11 +137,11 @@ class _Nursery:
         """Whether what it has imported is the same in that environment."""
         wanted = os.environ if environment is None else environment
         for name in wanted.keys() | self._environment.keys():
-            if wanted.get(name) == self._environment.get(name) or name == _READ_AT_IMPORT:
+            if not name.startswith(_READ_AT_THE_START) or name in _HARMLESS:
                 continue
             if name == "PYTHONPATH" and wanted.get(name, str(REPOSITORY)) == str(REPOSITORY):
                 continue
-            if name.startswith(_READ_BY_THE_INTERPRETER) or not name.startswith(_READ_WHEN_CALLED):
+            if wanted.get(name) != self._environment.get(name):
                 return False
         return True
 
