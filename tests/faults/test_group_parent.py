@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from common.queue import Groups
+from tests.support import programs
 from tests.support.fleet import Fleet, write_prompts
 from tests.support.server_process import ServerProcess, wait_until
 from tests.support.watching import QUICK_SINK, exit_code, open_now, timed
@@ -182,7 +183,11 @@ def test_a_parent_whose_groups_all_cannot_run_ends_with_their_code(tmp_path: Pat
         del fleet.processes["parent"]
 
 
-def test_the_password_of_redis_stands_in_no_command_line(tmp_path: Path) -> None:
+def test_the_password_of_redis_stands_in_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is forked has the command line of what it was forked from.
+    monkeypatch.setenv(programs.ALWAYS_EXEC, "1")
     with two_servers(tmp_path) as fleet:
         fleet.client.config_set("requirepass", PASSWORD)
         address = fleet.redis.url.replace("unix://", "unix://:" + PASSWORD + "@")

@@ -18,6 +18,7 @@ import zstandard
 from typing_extensions import override
 
 from common import names
+from tests.support import programs
 from tests.support.fleet import Fleet
 from tests.support.redis_server import RedisServer
 from tests.support.telltale import (
@@ -145,7 +146,11 @@ def commands(fleet: Fleet) -> str:
     return "\n".join(said)
 
 
-def test_no_secret_and_no_prompt_gets_where_it_does_not_belong(tmp_path: Path) -> None:
+def test_no_secret_and_no_prompt_gets_where_it_does_not_belong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is forked has the command line of what it was forked from.
+    monkeypatch.setenv(programs.ALWAYS_EXEC, "1")
     with telltale_server() as url, command_lines() as lines:
         env = {
             **timed(),
