@@ -5,20 +5,18 @@ start dozens. It is a process all the same: its own loop, signals, threads and s
 ends it at a crash point.
 """
 
-import ctypes
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.programs import die_with_parent
 from tests.support.server_process import wait_until
 
 LIMIT_S = 90.0
-_PR_SET_PDEATHSIG = 1
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["workers.cli", "workers.commands.start", "common.crashpoints"])
@@ -84,9 +82,8 @@ class GroupChild:
 
 
 def _live(command: list[str], env: dict[str, str], log: str, crash_at: str) -> None:
-    if sys.platform == "linux":
-        # A killed pytest ends the process that this one is forked from, and that one this.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A killed pytest ends the process that this one is forked from, and that one this.
+    die_with_parent()
     from common import crashpoints
     from workers import cli
 

@@ -16,7 +16,6 @@ that moment: the process between the two ends at once.
 import array
 import atexit
 import contextlib
-import ctypes
 import gc
 import importlib
 import io
@@ -24,13 +23,14 @@ import json
 import os
 import pkgutil
 import runpy
-import signal
 import socket
 import sys
 import threading
 import time
 import traceback
 from typing import Any, NoReturn
+
+from tests.support.programs import die_with_parent
 
 PACKAGES = ("producer.commands", "workers.commands")
 MODULES = (
@@ -43,7 +43,6 @@ MODULES = (
     "workers.simulator.command",
 )
 LONGEST_ORDER = 1 << 20
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> dict[str, Any]:
@@ -122,7 +121,7 @@ def _run(order: dict[str, Any]) -> None:
     while os.getppid() != order["parent"]:
         time.sleep(0.0002)
     if order["dies_with_parent"]:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
     _open_streams()
     importlib.import_module("common.crashpoints").arm(os.environ)
     module = order["module"]
