@@ -21,8 +21,6 @@ from common.store import ObjectStore
 from common.store.frames import compress, digest_name
 from common.utc import utc_now
 
-Listing = dict[tuple[int, int], list[str]]
-
 
 def close_open(
     store: ObjectStore, record: RunRecord, *, seqs: Sequence[int], intents: Sequence[int]

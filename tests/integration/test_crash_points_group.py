@@ -1,8 +1,10 @@
 """A worker group killed between any two of its durable steps: what stands then, and the end."""
 
 import json
+import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -11,15 +13,14 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from common import names
+from common import crashpoints, names
 from common.models import Prompt
 from common.queue import Jobs
 from common.store import open_store
-from tests.support.group_child import GroupChild
 from tests.support.queue_world import take
 from tests.support.redis_server import RedisServer
 from tests.support.run_world import RUN, World
-from tests.support.server_process import wait_until
+from tests.support.server_process import ServerProcess, wait_until
 from tests.support.sinks import drain, run_sink
 from workers.simulator.launch import SimulatorProcess
 from workers.sink.run_sink import Standing
@@ -61,17 +62,27 @@ class Group:
         self._before = len(servers.account().served)
         self.server = f"{socket.gethostname()}:{servers.ports[0]}"
 
-    def start(self, crash_at: str = "", *arguments: str, **timing: float) -> GroupChild:
+    def start(self, crash_at: str = "", *arguments: str, **timing: float) -> ServerProcess:
         self._lives += 1
-        return GroupChild(
-            self._url,
-            self.servers.urls[0],
-            self._folder / f"group-{self._lives}.log",
-            "--concurrency",
-            str(BOUND),
-            *arguments,
-            crash_at=crash_at,
-            env={"HEADRACE_TIMING": json.dumps({**QUICK, **timing})},
+        fixed = ["--gpu", "0", "--server", self.servers.urls[0], "--ramp", "10000"]
+        return ServerProcess(
+            [
+                sys.executable,
+                "-m",
+                "workers",
+                "start",
+                *fixed,
+                "--concurrency",
+                str(BOUND),
+                *arguments,
+            ],
+            log=self._folder / f"group-{self._lives}.log",
+            env={
+                **os.environ,
+                "HEADRACE_REDIS": self._url,
+                "HEADRACE_TIMING": json.dumps({**QUICK, **timing}),
+                crashpoints.VARIABLE: crash_at,
+            },
         )
 
     def killed(self, crash_at: str, *arguments: str, **timing: float) -> None:
@@ -110,11 +121,11 @@ class Group:
         """Let another worker group and a sink end the run: each prompt once, all there."""
         with self.start() as child:
             wait_until(
-                lambda: self._over() or not child.process.is_alive(),
+                lambda: self._over() or not child.alive(),
                 f"the run's end ({child.tail()})",
                 LIMIT_S,
             )
-            child.terminate()
+            child.send(signal.SIGTERM)
             assert child.wait() == 128 + signal.SIGTERM, child.tail()
         assert drain(run_sink(self.world)) is Standing.COMPLETED
         counts = self.world.runs.counts(RUN)
@@ -217,7 +228,7 @@ def test_killed_in_a_stop_jobs_are_back_before_their_slots(group: Group) -> None
     with group.start("return.given", "--grace", "0.1") as child:
         wait_until(lambda: group.asked() >= BOUND, f"open requests ({child.tail()})", LIMIT_S)
         before = group.held()
-        child.terminate()
+        child.send(signal.SIGTERM)
         assert child.wait() == -signal.SIGKILL, child.tail()
 
     assert group.held() < before
@@ -232,7 +243,7 @@ def test_killed_when_its_slots_are_given_up_nothing_is_held(group: Group) -> Non
     group.servers.control("no_answer", match="prompt ")
     with group.start("slots.released", "--grace", "0.1") as child:
         wait_until(lambda: group.asked() >= BOUND, f"open requests ({child.tail()})", LIMIT_S)
-        child.terminate()
+        child.send(signal.SIGTERM)
         assert child.wait() == -signal.SIGKILL, child.tail()
 
     assert (group.held(), group.listed(), group.holders()) == (0, PROMPTS, {})

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from tests.support import programs
 
@@ -55,7 +56,10 @@ def wait_until(
 
 
 class ServerProcess:
-    """One process; its output goes to `log`, whose end is told when it does not come up."""
+    """One process; its output goes to `log`, whose end is told when it does not come up.
+
+    As a context manager it is killed at the end of the block if it lives.
+    """
 
     def __init__(
         self, command: Sequence[str | Path], *, log: Path, env: Mapping[str, str] | None = None
@@ -89,6 +93,11 @@ class ServerProcess:
         wait_until(lambda: answers() or not self.alive(), f"a server that answers ({self.tail()})")
         return self.alive()
 
+    def wait(self, limit_s: float = START_LIMIT_S) -> int:
+        """Wait until it ends by itself: its exit code, negative after a signal."""
+        wait_until(lambda: not self.alive(), f"its end ({self.tail()})", limit_s)
+        return self._process.returncode
+
     def tail(self) -> str:
         """The end of its output."""
         return self.log.read_text(errors="replace")[-600:].strip()
@@ -110,3 +119,9 @@ class ServerProcess:
         """SIGKILL, and wait until it is gone."""
         self._process.kill()
         self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()

@@ -19,7 +19,7 @@ from common.queue.rights import refuse_missing_rights
 from common.stops import Stopped, on_stop, warn_of_shell
 from common.store.frames import MOST_BATCH_BYTES
 from workers.node.processes import watched_by
-from workers.node.stop_request import BY_PARENT, HURRY
+from workers.node.stop_request import BY_PARENT, HURRY, StopRequest
 from workers.sink.batch import Limits
 from workers.sink.sink import Sink, SinkOptions
 
@@ -144,17 +144,12 @@ class _Stop:
     comes to the streams until they have ended. So a signal that reached it with all the others of
     its node waits for the word of who watches, as long as the grace; and when that one is gone it
     ends by itself, since nobody would start it again.
-
-    Attributes:
-        number: Of the signal that ended it; None while there was none.
     """
 
     def __init__(self, sink: Sink, *, grace_s: float) -> None:
-        self.number: int | None = None
         self._sink = sink
         self._grace_s = grace_s
-        self._told = 0
-        self._passed_on = 0
+        self._request = StopRequest()
         self._parent = watched_by()
         on_stop(self._on_signal)
         if self._parent is not None:
@@ -162,14 +157,16 @@ class _Stop:
                 signal.signal(number, self._on_signal)
             threading.Thread(target=self._watch_parent, name="parent", daemon=True).start()
 
+    @property
+    def number(self) -> int | None:
+        """The signal that ended it; None while there was none."""
+        return self._request.signal
+
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         passed_on = number in {BY_PARENT, HURRY}
-        self._passed_on += passed_on
-        self._told += not passed_on
-        if number == HURRY or max(self._told, self._passed_on) > 1:
-            raise Stopped(signal.SIGTERM if passed_on else number)  # a second one does not wait
-        if self.number is None:
-            self.number = signal.SIGTERM if passed_on else number
+        self._request.on_signal(number)
+        if self._request.hurried.is_set():
+            raise Stopped(signal.SIGTERM if passed_on else number)
         if passed_on or self._parent is None:
             self._sink.stop()
             return
@@ -183,5 +180,5 @@ class _Stop:
         while os.getppid() == self._parent:
             time.sleep(PARENT_LOOK_S)
         log.warning("the process that watches this one is gone: ending, nothing is lost")
-        self.number = self.number or signal.SIGTERM
+        self._request.ask(signal.SIGTERM, teller="the end of who watches")
         self._sink.stop()

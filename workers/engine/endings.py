@@ -79,7 +79,7 @@ class Endings:
     def lose_strangers(self) -> None:
         """Let go of jobs whose run was made anew: a renewal would lease the new run's to us."""
         claims = [job.claim for job in self._holdings.open.values()]
-        claims += [ready.claim for ready in self._holdings.ready]
+        claims += [ready.claim for ready in self._holdings.ready.values()]
         for claim in claims:
             record = self._eligible.record(claim.run)
             if record is not None and record.uid != claim.uid:

@@ -309,7 +309,7 @@ class Engine:
             if wait_s > 0:
                 return wait_s
             self._opened.note(now_s)
-            ready = self._holdings.ready.popleft()
+            ready = self._holdings.next_ready()
             job = Open(ready, slot=self._core.rids.take_slot(), since_s=now_s)
             self._holdings.open[job.key] = job
             job.task = self._spawn(self._serve(job))

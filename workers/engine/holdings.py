@@ -3,7 +3,7 @@
 Owned by the event loop's thread; nobody else reads or writes it.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -89,7 +89,7 @@ class Holdings:
     """All jobs that this process leases, by where they stand.
 
     Attributes:
-        ready: Leased, without a slot, in the order of their claim.
+        ready: Leased, without a slot, by key, in the order of their claim.
         open: Holding a slot, by key.
         leaving: Holding a slot until their requests are aborted; no longer ours to renew.
         unsent: Ended, not yet recorded in Redis; still leased.
@@ -100,7 +100,7 @@ class Holdings:
     """
 
     def __init__(self) -> None:
-        self.ready: deque[Ready] = deque()
+        self.ready: OrderedDict[JobKey, Ready] = OrderedDict()
         self.open: dict[JobKey, Open] = {}
         self.leaving: set[Open] = set()
         self.unsent: dict[JobKey, Result] = {}
@@ -155,18 +155,19 @@ class Holdings:
         self.claimed.add(key)
         held = self.held(key) or self.unsent.get(key)
         if held is None or not same_try(held, ready.claim):
-            self.ready.append(ready)
+            self.ready[key] = ready
 
     def held(self, key: JobKey) -> Claim | None:
         """Give the claim by which a job is open or ready; None where it is neither."""
-        if key in self.open:
-            return self.open[key].claim
-        return next((one.claim for one in self.ready if one.key == key), None)
+        held = self.open.get(key) or self.ready.get(key)
+        return held.claim if held is not None else None
 
     def has_suspect(self) -> bool:
         """Whether a job is held beside which nothing else may be open."""
         in_slots = (*self.open.values(), *self.leaving)
-        return any(job.suspect for job in in_slots) or any(job.suspect for job in self.ready)
+        return any(job.suspect for job in in_slots) or any(
+            job.suspect for job in self.ready.values()
+        )
 
     def oldest_s(self, now_s: float) -> float | None:
         """Give the age of the oldest open request in seconds, None when none is open."""
@@ -176,18 +177,21 @@ class Holdings:
         """Sum the ages of the open requests in seconds."""
         return sum(now_s - job.since_s for job in self.open.values())
 
+    def next_ready(self) -> Ready:
+        """Take the job out of `ready` that waits longest for a slot."""
+        return self.ready.popitem(last=False)[1]
+
     def take_ready(self) -> list[JobKey]:
         """Empty `ready` and list what was in it."""
-        taken = [ready.key for ready in self.ready]
+        taken = list(self.ready)
         self.ready.clear()
         return taken
 
     def drop_ready(self, key: JobKey) -> None:
         """Take one job out of `ready`, if it is there."""
-        self.ready = deque(ready for ready in self.ready if ready.key != key)
+        self.ready.pop(key, None)
 
     def _leased(self) -> Iterator[JobKey]:
-        for ready in self.ready:
-            yield ready.key
+        yield from self.ready
         yield from self.open
         yield from self.unsent

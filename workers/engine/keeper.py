@@ -59,7 +59,6 @@ class Keeper:
         self._held_since_s = float("inf")
         # What the last line said of others that hold our slots, and when.
         self._said_others: set[str] = set()
-        self._renewed_since_s: float | None = None
         self._renewed_s = float("-inf")
         self._pid = os.getpid()
         self._started = process_start(self._pid)

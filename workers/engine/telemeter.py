@@ -79,7 +79,7 @@ class Telemeter:
     def _look(self) -> None:
         holdings = self._core.holdings
         self._served.update(job.claim.uid for job in holdings.open.values())
-        self._served.update(ready.claim.uid for ready in holdings.ready)
+        self._served.update(ready.claim.uid for ready in holdings.ready.values())
         self._served.update(result.uid for result in holdings.unsent.values())
 
     def _made(self) -> Sample:
