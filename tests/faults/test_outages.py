@@ -29,7 +29,7 @@ SMALL = "8mb"
 TOO_MANY = 6_000
 """Prompts of whose requests SMALL does not hold all."""
 FAR_TOO_MANY = 16_000
-"""Prompts of which SMALL does not even hold the ledger, wherever the last thousand of requests fell.
+"""Prompts of which SMALL does not hold the ledger, wherever the last thousand of requests fell.
 
 A tenth of what it leaves for both is the ledger's alone: 0.5 MB, or 11,000 prompts; 3,000 come in
 with their requests.
