@@ -6,7 +6,10 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.headrace-installed
 # The oldest RQ that is promised, in a folder of its own: its tools are judges in the tests too.
 RQ2 := $(VENV)/rq2
+# It installs in seconds what takes pip minutes. It does not read pip's settings: where an index of
+# one's own stands only there, pip does it.
 UV ?= $(VENV)/bin/uv
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 # Passed on to pytest, as in `make test ARGS="-n 2 tests/unit"`.
 ARGS ?=
 # Processes that run tests side by side: most of them wait for servers, so more than cores.
@@ -39,10 +42,14 @@ $(STAMP): requirements.txt requirements-rq2.txt pyproject.toml
 	    echo "'$(PYTHON)' cannot make a virtual environment: its venv or ensurepip is missing. On Debian and Ubuntu: apt-get install python3-venv. Then run make again." >&2; exit 1; }; \
 	  $(PYTHON) -m venv $(VENV); }
 	@echo "installing the pinned packages into $(VENV): a minute, once"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	@sed -n '/^uv==/,/# via/p' requirements.txt >$(VENV)/requirements-uv.txt
+	@$(PIP) --require-hashes --no-deps -r $(VENV)/requirements-uv.txt
 	@rm -rf $(RQ2)
-	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --target $(RQ2) -r requirements-rq2.txt
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@add() { $(UV) pip install --quiet --python $(PY) "$$@" || { \
+	  echo "uv could not install (above): pip does, which takes minutes" >&2; $(PIP) "$$@"; }; } && \
+	add --require-hashes -r requirements.txt && \
+	add --require-hashes --no-deps --target $(RQ2) -r requirements-rq2.txt && \
+	add --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: install ## A whole run on this machine: simulated servers, Redis, sink, verify
