@@ -65,7 +65,7 @@ lint: install ## The formatter's and ruff's rules, and shellcheck's
 	$(VENV)/bin/shellcheck $(SHELL_FILES)
 
 types: install ## mypy, strict, tests included
-	$(VENV)/bin/mypy $(TYPED)
+	$(VENV)/bin/mypy --num-workers auto $(TYPED)
 
 imports: install ## The import contracts: one way, and pure modules stay pure
 	$(VENV)/bin/lint-imports --no-logo

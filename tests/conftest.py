@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from tests.cases.table import TESTS
 from tests.support import programs
+from tests.support.once import read_once
 from tests.support.skips import refuse_quiet_skip, skip_cannot_run
 from workers.simulator import launch
 
@@ -22,6 +23,7 @@ settings.load_profile("headrace")
 
 
 launch.start_program = programs.start
+read_once()
 
 # Whoever calls the suite under nohup ignores this signal, and so would all that tests start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

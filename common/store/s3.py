@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 Outcome = Literal["written", "exists", "again"]
 
+PAGE = 1000
+"""Names that a listing asks for at once: the most that S3 gives."""
+
 _WRITE_TRIES = 8
 _ROWS_SHA256 = "rows-sha256"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}")
@@ -291,6 +294,7 @@ class S3Store:
                     lambda client: client.list_objects_v2(
                         Bucket=self._bucket,
                         Prefix=self._stem + prefix,
+                        MaxKeys=PAGE,
                         **position,  # noqa: B023 - called before it changes
                     )
                 )

@@ -26,6 +26,7 @@ from tests.conftest import REPOSITORY
 from tests.support import programs
 from tests.support.fleet import write_prompts
 from tests.support.server_process import ServerProcess, steady_port, wait_until
+from tests.support.tls import TLS
 from tests.support.watching import timed
 from workers.simulator.log import read_log
 
@@ -38,6 +39,7 @@ SPEED = 8
 PROMPTS = 2_500
 RUN = "job"
 LIMIT_S = 150.0
+HTTP = httpx.Client(verify=TLS, timeout=LIMIT_S)
 WINDOW_S = 1.0
 
 
@@ -102,7 +104,7 @@ class Node:
     def state(self, gpu: int) -> dict[str, Any]:
         """What a simulated server counts, and when it was asked."""
         url = f"http://127.0.0.1:{self.port + gpu}/_sim/state"
-        told: dict[str, Any] = httpx.get(url, timeout=LIMIT_S).json()
+        told: dict[str, Any] = HTTP.get(url).json()
         return {**told, "at_s": time.monotonic()}
 
     def runs_at(self, gpu: int, *, requests: int, tokens_per_s: float) -> None:
@@ -125,7 +127,7 @@ class Node:
         for gpu in range(GPUS):
             url = f"http://127.0.0.1:{self.port + gpu}/_sim/faults"
             fault = {"kind": "slow", "factor": factor}
-            httpx.post(url, json=fault, timeout=LIMIT_S).raise_for_status()
+            HTTP.post(url, json=fault).raise_for_status()
 
     def figures(self) -> dict[str, Any]:
         with client_for(resolve_redis(self.env["HEADRACE_REDIS"])) as client:

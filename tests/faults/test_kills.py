@@ -18,7 +18,7 @@ from tests.acceptance.test_main_job import answers_its_own_request
 from tests.support.fleet import Fleet, write_prompts
 from tests.support.server_process import ServerProcess, wait_until
 
-PROMPTS = 20_000
+PROMPTS = 12_000
 BOUND = 64
 RUN = "job"
 

@@ -31,7 +31,7 @@ from tests.support.redis_server import RedisServer
 
 BOUND = 4
 MARGIN_MS = 2_000
-EXAMPLES = 120
+EXAMPLES = 60
 EPOCHS = st.sampled_from(["e1", "e2", "e3"])
 OWNERS = st.sampled_from([0, 0, 0, 1])
 WANTED = st.integers(1, BOUND)

@@ -145,7 +145,7 @@ def test_whoever_serves_a_prompt_it_keeps_one_conversation_and_loses_no_turn(
     run_state_machine_as_test(
         cast("type[RuleBasedStateMachine]", partial(Walk, client)),
         settings=settings(
-            max_examples=100,
+            max_examples=50,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -1,7 +1,6 @@
 """The simulator's bodies and headers, beside those that real servers were recorded to send."""
 
 import re
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +9,10 @@ import httpx
 import msgspec
 import pytest
 
+from tests.support.tls import TLS
 from workers.simulator.launch import SimulatorProcess
 
 # Made once: it takes longer than most tests.
-TLS = ssl.create_default_context()
 # A connection for each request, so that none is a leftover of another test's server.
 HTTP = httpx.Client(verify=TLS, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
 SAMPLES = Path(__file__).parents[1] / "data" / "sglang"

@@ -3,7 +3,6 @@
 import re
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.tls import TLS
 from workers.simulator.launch import SimulatorProcess
 
 COMMAND = [sys.executable, "-m", "workers.simulator"]
 # Made once: it takes longer than most tests.
-TLS = ssl.create_default_context()
 # A connection for each request, so that none is a leftover of another test's server.
 HTTP = httpx.Client(verify=TLS, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
 CHAT = "/v1/chat/completions"

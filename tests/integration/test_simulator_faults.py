@@ -1,7 +1,6 @@
 """Each fault of the simulator, as a client meets it."""
 
 import asyncio
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.tls import TLS
 from workers.simulator.faults import REQUEST_KINDS
 from workers.simulator.launch import SimulatorProcess
 
 # Made once: it takes longer than most tests.
-TLS = ssl.create_default_context()
 # A connection for each request, so that none is a leftover of another test's server.
 HTTP = httpx.Client(verify=TLS, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
 CHAT = "/v1/chat/completions"

@@ -13,11 +13,13 @@ import psutil
 import pytest
 
 from tests.support.server_process import ServerProcess, free_port, wait_until
+from tests.support.tls import TLS
 from workers.simulator.environment import simulated_python
 from workers.simulator.log import read_log
 
 NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")
 CHAT = "/v1/chat/completions"
+HTTP = httpx.Client(verify=TLS)
 QUICK = {"HEADRACE_SIM_LOAD": "0", "HEADRACE_SIM_SPEED": "50"}
 
 
@@ -40,7 +42,7 @@ class Launched:
 
     def get(self, path: str) -> httpx.Response | None:
         try:
-            return httpx.get(self.url + path, timeout=30)
+            return HTTP.get(self.url + path, timeout=30)
         except httpx.TransportError:
             return None
 
@@ -64,7 +66,7 @@ class Launched:
             body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens,
                     "ignore_eos": True}  # fmt: skip
             try:
-                answers.append(httpx.post(self.url + CHAT, json=body, timeout=100))
+                answers.append(HTTP.post(self.url + CHAT, json=body, timeout=100))
             except httpx.TransportError as error:
                 answers.append(error)
 
@@ -109,16 +111,16 @@ def test_it_serves_with_its_flags_and_tells_them(launch: Launch) -> None:
     server = launch(*NO_BUFFER, "--served-model-name", "q", "--context-length", "4096")
     server.ready()
 
-    info = httpx.get(server.url + "/server_info").json()
-    [load] = httpx.get(server.url + "/v1/loads").json()["loads"]
+    info = HTTP.get(server.url + "/server_info").json()
+    [load] = HTTP.get(server.url + "/v1/loads").json()["loads"]
     assert load["max_running_requests"] == 72
     assert info["disable_overlap_schedule"] is True
     assert info["mamba_radix_cache_strategy"] == "no_buffer"
     assert info["context_length"] == 4096
-    models = httpx.get(server.url + "/v1/models").json()["data"]
+    models = HTTP.get(server.url + "/v1/models").json()["data"]
     assert [model["id"] for model in models] == ["q"]
     # Without --enable-metrics the route is not there.
-    assert httpx.get(server.url + "/metrics").status_code == 404
+    assert HTTP.get(server.url + "/metrics").status_code == 404
     server.says("max_running_requests=72")
     server.says("The server is fired up and ready to roll!")
 
@@ -148,7 +150,7 @@ def test_sigterm_lets_open_requests_end_and_then_it_kills_itself(launch: Launch)
 def test_versions_that_refused_a_request_never_end_by_themselves(launch: Launch) -> None:
     server = launch(version="0.5.12.post1")
     server.ready()
-    assert httpx.post(server.url + CHAT, json={"messages": []}).status_code == 400
+    assert HTTP.post(server.url + CHAT, json={"messages": []}).status_code == 400
 
     server.process.send(signal.SIGTERM)
     server.says("Gracefully exiting... Remaining number of requests 1")
@@ -186,13 +188,13 @@ def test_a_stopped_scheduler_hangs_the_server_and_goes_on(launch: Launch) -> Non
     server.scheduler().suspend()
     wait_until(lambda: (said := server.get("/health")) is not None and said.status_code == 503,
                "a server that hangs")  # fmt: skip
-    assert httpx.get(server.url + "/metrics").status_code == 200
+    assert HTTP.get(server.url + "/metrics").status_code == 200
     with pytest.raises(httpx.ReadTimeout):
-        httpx.get(server.url + "/v1/loads", timeout=0.5)
+        HTTP.get(server.url + "/v1/loads", timeout=0.5)
 
     server.scheduler().resume()
     server.ready()
-    assert httpx.get(server.url + "/v1/loads").status_code == 200
+    assert HTTP.get(server.url + "/v1/loads").status_code == 200
 
 
 def test_its_scheduler_ends_with_it(launch: Launch) -> None:

@@ -1,7 +1,6 @@
 """What the simulator does with requests: slots, queue, length, time, abort, disconnect, log."""
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -11,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.tls import TLS
 from workers.simulator.hashing import request_hash
 from workers.simulator.launch import SimulatorProcess
 from workers.simulator.log import COMPLETED
 
 # Made once: it takes longer than most tests.
-TLS = ssl.create_default_context()
 # A connection for each request, so that none is a leftover of another test's server.
 HTTP = httpx.Client(verify=TLS, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
 CHAT = "/v1/chat/completions"

@@ -269,7 +269,7 @@ class WithoutConditionsAndWithoutRewinds(SinkMachine):
 
 
 CHECKS = settings(
-    max_examples=12,
+    max_examples=6,
     stateful_step_count=30,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

@@ -21,6 +21,7 @@ from tests.support.supervised import (
     scheduler_of,
     supervised,
 )
+from tests.support.tls import TLS
 from workers.supervisor import book, draining, supervisor
 from workers.supervisor.plan import plan_launch
 from workers.supervisor.processes import LogRoom
@@ -101,7 +102,7 @@ async def test_a_server_that_is_unwell_by_health_and_gives_tokens_is_left_alone(
 ) -> None:
     async with supervised(tmp_path, monkeypatch, timing=QUICK) as world:
         first = await world.ready()
-        async with httpx.AsyncClient(base_url=world.url) as client:
+        async with httpx.AsyncClient(verify=TLS, base_url=world.url) as client:
             await client.post("/_sim/faults", json={"kind": "draining"})
             assert (await client.get("/health", timeout=60)).status_code == 503
             before = (await world.state())["served"]
@@ -243,7 +244,7 @@ async def test_an_order_that_does_not_start_is_taken_back(
 
 async def generate(world: Supervised, tokens: int) -> httpx.Response:
     ask_for = {"input_ids": [1], "sampling_params": {"max_new_tokens": tokens, "ignore_eos": True}}
-    async with httpx.AsyncClient(timeout=90) as client:
+    async with httpx.AsyncClient(verify=TLS, timeout=90) as client:
         return await client.post(f"{world.url}/generate", json=ask_for)
 
 
@@ -290,7 +291,7 @@ async def test_a_version_that_never_ends_by_itself_is_ended(
     monkeypatch.setattr(draining, "LOAD_EVERY_S", 0.1)
     async with supervised(tmp_path, monkeypatch, "0.5.12.post1", drain_limit_s=1000.0) as world:
         await world.ready()
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(verify=TLS, timeout=60) as client:
             refused = {"input_ids": [1], "sampling_params": {"temperature": -1}}
             answer = await client.post(f"{world.url}/generate", json=refused)
         assert answer.status_code in {400, 500}

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from common.queue.jobs import Holder
+from tests.support.tls import TLS
 from workers.client.sglang import SGLangClient
 from workers.engine.core import Core
 from workers.engine.holdings import Holdings
@@ -59,7 +60,7 @@ async def test_what_a_dead_process_left_is_aborted_until_the_server_has_it_no_mo
     with SimulatorProcess(servers=1, latency="1000") as simulator:
         async with (
             SGLangClient(simulator.urls[0], slots=4) as client,
-            httpx.AsyncClient(base_url=simulator.urls[0], timeout=120) as asker,
+            httpx.AsyncClient(verify=TLS, base_url=simulator.urls[0], timeout=120) as asker,
         ):
             asked = [asyncio.create_task(ask(asker, rid)) for rid in rids]
             await asyncio.to_thread(

@@ -30,6 +30,7 @@ import time
 import traceback
 from typing import Any, NoReturn
 
+from tests.support.once import read_once
 from tests.support.programs import die_with_parent
 
 PACKAGES = ("producer.commands", "workers.commands")
@@ -52,6 +53,8 @@ def main() -> dict[str, Any]:
             importlib.import_module(f"{package}.{found.name}")
     for module in MODULES:
         importlib.import_module(module)
+    read_once()
+    importlib.import_module("workers.simulator.text").warm()
     control = socket.socket(fileno=os.dup(0))
     gc.collect()
     gc.freeze()

@@ -15,6 +15,7 @@ from tests.support import programs
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 15.0
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.03
 
 
 def free_port() -> int:
@@ -45,14 +46,21 @@ def wait_until(
     what: str,
     limit_s: float = START_LIMIT_S,
     *,
-    every_s: float = 0.01,
+    every_s: float | None = None,
 ) -> None:
-    """Return as soon as the condition holds; name it when it does not."""
+    """Return as soon as the condition holds; name it when it does not.
+
+    It looks often at first, and less so later: where tests run side by side, looks of one are time
+    that another one waits for.
+    """
+    pause_s = every_s or SHORTEST_PAUSE_S
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {limit_s:.0f} s: {what}")
-        time.sleep(every_s)
+        time.sleep(pause_s)
+        if every_s is None:
+            pause_s = min(pause_s * 1.1, LONGEST_PAUSE_S)
 
 
 class ServerProcess:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.support.server_process import steady_port
+from tests.support.tls import TLS
 from workers.node.stop_request import StopRequest
 from workers.simulator.environment import simulated_python
 from workers.supervisor.emptying import Emptying
@@ -92,7 +93,7 @@ class Supervised:
 
     async def state(self) -> dict[str, Any]:
         """What the server counts."""
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(verify=TLS, timeout=60) as client:
             told: dict[str, Any] = (await client.get(f"{self.url}/_sim/state")).json()
             return told
 
