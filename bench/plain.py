@@ -14,9 +14,9 @@ from workers.client.faults import ServerAnswer
 from workers.client.requests import Request
 from workers.client.rows import Origin
 from workers.client.sglang import SGLangClient
-from workers.engine.holdings import Open, Ready
-from workers.engine.rids import Rids
+from workers.prompt.job import Open, Ready
 from workers.prompt.serve import Prompter
+from workers.rids import Rids
 
 
 class Server:

@@ -4,50 +4,56 @@ A worker group is one process with one event loop (`engine`). A job is in exactl
 (leased, no slot), open (a slot and a request), unsent (ended, Redis has not said so yet) or on its
 way back. Its lease is renewed until it has left them all.
 
-    group options timing           the RQ worker: names, signals, RQ's own records; what it is
-                                   told; how often
-    engine/                        claims, slots, requests, results in one loop (`engine`)
-      eligible pace                what it serves; how fast to open, how much to hold
-      core holdings desk           what its parts share: borders, jobs, calls to Redis
-      endings returns              where a job goes that leaves its slot
-      finisher turnkeeper          results, turns to Redis
-      keeper aborts lives rids     slots, leases, reaping, takeover
-      zombies                      what dead processes left at the server, ended and checked
-      draining emptying            what it does while its server is drained
-      showing telemeter            figures and samples to Redis
-      marking sizing caretaker     what marks itself; room of the server; what idle ones do
-      stopping mishaps             the two stages of a stop; errors of ours
-    prompt/                        one prompt: attempt after attempt, turn after turn (`serve`)
-      serving needs turns outcomes what that needs of others; what it asks next, ends as
-      oddities noticing            answers that are nothing to train on, and who says so
-    client/                        the wire to SGLang (`sglang`), and whose fault it is (`faults`)
-    servers/                       what a server says of itself
-      watch telling                is it there and working
-      loads metrics_page           its figures, by its pages
-      log_lines log_tail log_place and by its log: a line; what was added; where it is
-      log_figures meter telemetry  what that comes to: figures of now, rates, or nothing
-    capacity/                      how many requests a server should hold (`capacity`)
-      facts binding                what it was launched with; what binds its concurrency
-      diagnosis strategies         that in words; what each strategy would give
-      model_shape model_files      what a request costs, out of a model's config.json
-      thinking                     whether it thinks aloud
-    supervisor/                    one server launched, watched, ended (`workers serve`)
-      versions launch_line plan    what SGLang's versions call things; how one is started
-      launching restarts           started and found again; when it is launched anew
-      environment processes        what is installed; its processes, measured and ended whole
-      emptying draining            its planned end
-      log_writer server_log        its log, turned over by a process of its own
-      last_words got               why it ended, what a launch came to, in words
-      records book orders          what is written down here, and is asked
-    sink/                          from stream to store: `sink` all runs, `run_sink` one
-      archive                      samples of its worker groups, to its telemetry/
+A package uses those below it, and none above (an import contract holds that).
+
+    group                          the RQ worker: names, signals, RQ's own records
     node/                          the processes of one machine
       processes part_log           a child: started, started again, its log
       plan node rows table         all of a node (`workers up`): what it is, its life, how it is
       node_record redis_side       what it writes down, and that there is one; what it asks Redis
       restart/                     servers one by one under load (`workers restart`)
       doctor/                      whether Redis, the store, the servers, this machine are fit
+    engine/                        claims, slots, requests, results in one loop (`engine`)
+      eligible pace                what it serves; how fast to open, how much to hold
+      core holdings desk           what its parts share: borders, jobs, calls to Redis
+      endings returns              where a job goes that leaves its slot
+      finisher turnkeeper          results, turns to Redis
+      keeper aborts                slots, leases, reaping, takeover
+      zombies                      what dead processes left at the server, ended and checked
+      draining emptying            what it does while its server is drained
+      showing telemeter            figures and samples to Redis
+      marking sizing caretaker     what marks itself; room of the server; what idle ones do
+      stopping                     the two stages of a stop
+    supervisor/                    one server launched, watched, ended (`workers serve`)
+      versions launch_line plan    what SGLang's versions call things; how one is started
+      launching restarts           started and found again; when it is launched anew
+      environment processes        what is installed; its processes, measured and ended whole
+      emptying draining            its planned end
+      log_writer server_log        its log, turned over by a process of its own
+      log_place                    where that is, or the log of a server launched otherwise
+      last_words got               why it ended, what a launch came to, in words
+      records book orders          what is written down here, and is asked
+    sink/                          from stream to store: `sink` all runs, `run_sink` one
+      archive                      samples of its worker groups, to its telemetry/
     simulator/                     a stand-in for SGLang at the socket, and as a program
+    prompt/                        one prompt: attempt after attempt, turn after turn (`serve`)
+      job                          it is leased, ready for a slot, then holding one
+      serving needs turns outcomes what that needs of others; what it asks next, ends as
+      noticing                     who says that answers are nothing to train on
+    servers/                       one server, now
+      watch telling                is it there and working
+      log_tail meter telemetry     what its log tells; rates; figures of now, or nothing
+    client/                        the wire to SGLang (`sglang`), and whose fault it is (`faults`)
+      oddities                     answers that are nothing to train on
+    capacity/                      how many requests a server should hold (`capacity`)
+      binding diagnosis strategies what binds its concurrency; in words; what others would give
+      model_shape model_files      what a request costs, out of a model's config.json
+    readings/                      what a server tells of itself, read
+      facts loads metrics_page     what it was launched with; its figures, by its pages
+      log_lines log_figures        and by its log: a line, and what lines come to
+    options stop_request           what a worker group is told; that it shall stop
+    lives mishaps rids             which process it was; errors of ours; ids of requests
+    releases timing                what differs between SGLang's releases; how often
 
 When something fails:
 

@@ -40,7 +40,6 @@ from common.stops import end_on_stop, on_stop
 from workers.engine.caretaker import Caretaker
 from workers.engine.eligible import Eligible
 from workers.engine.engine import Engine
-from workers.node.stop_request import BY_PARENT, HURRY
 from workers.options import (
     GroupOptions,
     group_name,
@@ -49,7 +48,8 @@ from workers.options import (
     slots_server,
     this_host,
 )
-from workers.servers.log_place import log_finder
+from workers.stop_request import BY_PARENT, HURRY
+from workers.supervisor.log_place import log_finder
 from workers.timing import timing_from_environment
 
 log = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ in `client.token_ids`.
 
 import re
 from collections.abc import Mapping
+from typing import Literal
 
 Release = tuple[int, int, int]
 
@@ -14,6 +15,11 @@ OLDEST: Release = (0, 5, 7)
 """The first with a strategy for the states of hybrid models."""
 
 NEWEST_KNOWN: Release = (0, 5, 23)
+
+Strategy = Literal["no_buffer", "extra_buffer", "extra_buffer_lazy", "no_radix"]
+"""How a server keeps the states of a hybrid model; `no_radix` is its prefix cache switched off."""
+
+STRATEGIES: tuple[Strategy, ...] = ("no_buffer", "extra_buffer", "extra_buffer_lazy", "no_radix")
 
 STRATEGY_SINCE: Mapping[str, Release] = {
     "no_buffer": OLDEST,
@@ -53,3 +59,23 @@ def release_or_newest(version: str) -> Release:
 def dotted(release: Release) -> str:
     """Write a release as its version."""
     return ".".join(map(str, release))
+
+
+def is_offered(strategy: Strategy, version: str) -> bool:
+    """Whether a version of SGLang knows a strategy; one that is unknown counts as the newest."""
+    since = STRATEGY_SINCE.get(strategy)
+    return since is None or release_or_newest(version) >= since
+
+
+def resolved(told: str | None, *, version: str, overlap: bool = True) -> Strategy | None:
+    """Say which strategy a server runs by, of what its arguments say; None where they don't.
+
+    Args:
+        told: Of its arguments; `no_radix` for a prefix cache switched off.
+        version: SGLang's.
+        overlap: Whether its overlap scheduler runs.
+    """
+    if told == "auto":
+        buffers = overlap and release_or_newest(version) >= AUTO_BUFFERS_SINCE
+        return "extra_buffer" if buffers else "no_buffer"
+    return next((each for each in STRATEGIES if each == told), None)

@@ -34,7 +34,7 @@ from tests.support.watching import (
     timed,
     wait_state,
 )
-from workers.engine.lives import process_start
+from workers.lives import process_start
 
 pytestmark = pytest.mark.timeout(400)
 

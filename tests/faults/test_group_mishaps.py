@@ -16,7 +16,7 @@ from tests.support.queue_world import SECRET
 from tests.support.scripted_server import Reply, answer, scripted_server
 from workers.engine.desk import Bell
 from workers.engine.engine import Engine
-from workers.engine.mishaps import InternalError
+from workers.mishaps import InternalError
 
 pytestmark = pytest.mark.timeout(400)
 

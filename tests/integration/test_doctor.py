@@ -20,7 +20,7 @@ from tests.support.s3 import S3Server
 from tests.support.s3_proxy import FaultProxy
 from tests.support.scripted_server import Page, Reply, answer, scripted_server
 from tests.support.server_process import free_port
-from workers.engine.lives import process_start
+from workers.lives import process_start
 from workers.node.doctor.examine import Asked, examine
 from workers.node.doctor.lines import Line
 from workers.node.doctor.server_part import Target

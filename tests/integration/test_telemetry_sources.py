@@ -14,7 +14,7 @@ import pytest
 from tests.support.engine_world import until
 from workers.client.requests import Request
 from workers.client.sglang import SGLangClient
-from workers.servers.log_lines import Batch, parse_line
+from workers.readings.log_lines import Batch, parse_line
 from workers.servers.log_tail import LogTail
 from workers.servers.telemetry import ServerFigures
 from workers.servers.watch import ServerWatch

@@ -13,9 +13,9 @@ from tests.support.tls import TLS
 from workers.client.sglang import SGLangClient
 from workers.engine.core import Core
 from workers.engine.holdings import Holdings
-from workers.engine.rids import possible_rids
 from workers.engine.zombies import MOST_TRIES, Zombies
-from workers.servers.loads import ServerLoad
+from workers.readings.loads import ServerLoad
+from workers.rids import possible_rids
 from workers.simulator.launch import SimulatorProcess
 from workers.timing import Timing
 

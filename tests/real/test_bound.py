@@ -16,7 +16,7 @@ from tests.real.pipeline import CONCURRENCY, MAMBA_LIMITED, Pipeline, as_chat, h
 from tests.real.server import RealServer, Seen, most_open, open_over_time
 from workers.capacity.model_files import shape_at
 from workers.client.sglang import SGLangClient
-from workers.servers.loads import ServerIdentity, ServerLoad
+from workers.readings.loads import ServerIdentity, ServerLoad
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

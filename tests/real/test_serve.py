@@ -14,7 +14,7 @@ from tests.real.launched import FLAGS, Launched
 from tests.real.pipeline import Pipeline, as_chat, human_eval, say
 from tests.real.server import START_LIMIT_S, Place
 from tests.support.server_process import ServerProcess, wait_until
-from workers.engine.lives import process_start
+from workers.lives import process_start
 from workers.supervisor.records import ServerRecord
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]

@@ -12,7 +12,7 @@ from tests.real.pipeline import MAMBA_LIMITED, say
 from tests.real.server import RealServer
 from workers.client.requests import Request
 from workers.client.sglang import SGLangClient
-from workers.servers.loads import ServerLoad
+from workers.readings.loads import ServerLoad
 from workers.servers.log_tail import LogTail
 from workers.servers.telemetry import ServerFigures, Telemetry
 

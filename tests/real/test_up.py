@@ -12,8 +12,9 @@ from tests.real.launched import ASKED, FLAGS, NAME, STATES, Launched
 from tests.real.pipeline import Pipeline, as_chat, as_completions, human_eval, say
 from tests.real.server import START_LIMIT_S, Place
 from tests.support.watching import exit_code
-from workers.capacity.capacity import Strategy, bound_of, states_per_request
-from workers.engine.lives import process_start
+from workers.capacity.capacity import bound_of, states_per_request
+from workers.lives import process_start
+from workers.releases import Strategy
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3000)]
 

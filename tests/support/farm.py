@@ -10,7 +10,7 @@ from collections.abc import Callable
 from common.models import Claim
 from common.queue import Jobs
 from tests.support.queue_world import QueueWorld
-from workers.engine.holdings import Open, Ready
+from workers.prompt.job import Open, Ready
 from workers.prompt.outcomes import convicts
 
 Dies = Callable[[set[int], bool], bool]

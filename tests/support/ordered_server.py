@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import msgspec
 
-from workers.engine.lives import process_start
+from workers.lives import process_start
 from workers.supervisor.records import Process, ServerRecord, read_wanted, write_record
 
 NAME = "gpu0@test"

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.server_process import steady_port
 from tests.support.tls import TLS
-from workers.node.stop_request import StopRequest
 from workers.simulator.environment import simulated_python
+from workers.stop_request import StopRequest
 from workers.supervisor.emptying import Emptying
 from workers.supervisor.plan import ServeOptions
 from workers.supervisor.processes import MARK, ServerProcesses

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.capacity.capacity import DEFAULT_CAP, backlog_of, bound_of
-from workers.servers.loads import (
+from workers.readings.loads import (
     ServerLoad,
     combined,
     load_of_get_load,
@@ -17,7 +17,7 @@ from workers.servers.loads import (
     load_of_loads,
     read_identity,
 )
-from workers.servers.metrics_page import load_of_metrics
+from workers.readings.metrics_page import load_of_metrics
 
 RECORDED = Path(__file__).parents[1] / "data" / "sglang_errors" / "pages.json"
 PAGES = {

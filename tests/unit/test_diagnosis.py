@@ -10,17 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.capacity.binding import pools_of
-from workers.capacity.capacity import (
-    STRATEGIES,
-    Strategy,
-    default_cap,
-    is_offered,
-    kv_cap,
-    resolved,
-    states_per_request,
-)
+from workers.capacity.capacity import default_cap, kv_cap, states_per_request
 from workers.capacity.diagnosis import before_launch, diagnose
-from workers.capacity.facts import GIB, ServerFacts, facts_of_info, with_log
 from workers.capacity.model_shape import ModelShape
 from workers.capacity.strategies import (
     Pools,
@@ -30,7 +21,8 @@ from workers.capacity.strategies import (
     pool_bytes_of,
     pools_before_launch,
 )
-from workers.releases import release_or_newest
+from workers.readings.facts import GIB, ServerFacts, facts_of_info, with_log
+from workers.releases import STRATEGIES, Strategy, is_offered, release_or_newest, resolved
 
 DATA = Path(__file__).parents[1] / "data" / "sglang"
 RECORDED: dict[str, dict[str, Any]] = json.loads((DATA / "server_info.json").read_text())

@@ -9,9 +9,7 @@ import msgspec
 import pytest
 
 from common import secrecy
-from workers.capacity.facts import ServerFacts
-from workers.capacity.thinking import SOME_PARSER, parser_for
-from workers.engine.lives import process_start
+from workers.lives import process_start
 from workers.node.doctor.judging_redis import (
     judge_answers,
     judge_clock,
@@ -33,9 +31,11 @@ from workers.node.doctor.machine_part import (
     judge_slots,
 )
 from workers.node.doctor.store_part import judge_store_clock
+from workers.node.doctor.thinking import SOME_PARSER, parser_for
 from workers.node.doctor.view import show
 from workers.node.node_record import NodeRecord, Row
-from workers.servers.loads import ServerIdentity, ServerLoad
+from workers.readings.facts import ServerFacts
+from workers.readings.loads import ServerIdentity, ServerLoad
 from workers.supervisor.records import Process, ServerRecord
 
 WELL: dict[str, Any] = {

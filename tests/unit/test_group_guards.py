@@ -19,13 +19,14 @@ from workers.engine.draining import Draining
 from workers.engine.eligible import Eligible
 from workers.engine.endings import Endings
 from workers.engine.engine import Engine
-from workers.engine.holdings import Holdings, Open, Ready
+from workers.engine.holdings import Holdings
 from workers.engine.keeper import Keeper
-from workers.engine.lives import process_start
 from workers.engine.returns import Returns
-from workers.engine.rids import Rids
 from workers.engine.showing import Showing
+from workers.lives import process_start
+from workers.prompt.job import Open, Ready
 from workers.prompt.outcomes import Returned
+from workers.rids import Rids
 from workers.timing import Timing
 
 

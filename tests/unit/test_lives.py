@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from tests.support.server_process import wait_until
-from workers.engine.lives import process_start
+from workers.lives import process_start
 
 
 def test_a_process_has_one_start_and_another_has_another() -> None:

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from workers.servers.loads import ServerLoad, with_log
-from workers.servers.log_figures import STALE_S, LogFigures
-from workers.servers.log_lines import parse_line
+from workers.readings.loads import ServerLoad, with_log
+from workers.readings.log_figures import STALE_S, LogFigures
+from workers.readings.log_lines import parse_line
 
 START = (
     "server_args=ServerArgs(mamba_scheduler_strategy='no_buffer', disable_radix_cache=False)",

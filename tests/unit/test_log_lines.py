@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import REPOSITORY
 from tests.support.skips import skip_cannot_run
-from workers.servers.log_lines import (
+from workers.readings.log_lines import (
     MOST_BYTES,
     Batch,
     Capped,

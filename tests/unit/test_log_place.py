@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.servers.log_place import log_finder
+from workers.supervisor.log_place import log_finder
 from workers.supervisor.records import Process, ServerRecord, record_path, write_record
 
 GROUP = "gpu3@node"

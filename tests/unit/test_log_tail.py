@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.servers.log_lines import Batch, Event, MambaPool, Started
+from workers.readings.log_lines import Batch, Event, MambaPool, Started
 from workers.servers.log_tail import (
     FIRST_READ_BYTES,
     MOST_READ_BYTES,

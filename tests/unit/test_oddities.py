@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.models import Choice
-from workers.prompt.oddities import (
+from workers.client.oddities import (
     LOOP_CHARS,
     MOST_KNOWN,
     SAME_CHARS,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from common.pins import PINNED, difference, identity_of
-from workers.servers.loads import ServerIdentity, read_identity
+from workers.readings.loads import ServerIdentity, read_identity
 
 MODELS = b'{"data":[{"id":"tiny","max_model_len":4096}]}'
 INFO: dict[str, Any] = {

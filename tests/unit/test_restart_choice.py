@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from common.errors import BackendError, UsageError
-from workers.engine.lives import process_start
+from workers.lives import process_start
 from workers.node.restart.choice import (
     Asked,
     Outcome,

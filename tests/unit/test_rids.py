@@ -1,6 +1,6 @@
 """Request ids come from a set that another process can list."""
 
-from workers.engine.rids import GENERATIONS, Rids, possible_rids
+from workers.rids import GENERATIONS, Rids, possible_rids
 
 
 def test_every_id_that_was_given_is_among_the_possible_ones() -> None:

@@ -21,10 +21,10 @@ from workers.client.faults import (
 )
 from workers.client.requests import Request
 from workers.client.rows import Origin
-from workers.engine.holdings import Open, Ready
-from workers.engine.rids import Rids
+from workers.prompt.job import Open, Ready
 from workers.prompt.outcomes import Returned, convicts
 from workers.prompt.serve import Prompter
+from workers.rids import Rids
 
 PROMPT = b'{"id":"a","line":1,"endpoint":"chat","body":{"messages":[]}}'
 PARAMS = Params(max_tokens=16)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from workers.servers.loads import ServerLoad
-from workers.servers.log_lines import parse_line
+from workers.readings.loads import ServerLoad
+from workers.readings.log_lines import parse_line
 from workers.servers.log_tail import Noted
 from workers.servers.meter import SHARES_S, STALE_S, Meter
 from workers.servers.telemetry import Telemetry

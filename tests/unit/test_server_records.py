@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BackendError, UsageError
-from workers.engine.lives import process_start
+from workers.lives import process_start
 from workers.supervisor.records import (
     Process,
     ServerRecord,

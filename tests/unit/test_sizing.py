@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.server_process import wait_until
 from workers.capacity.diagnosis import Diagnosis
-from workers.capacity.facts import ServerFacts
 from workers.engine.sizing import SETTLED, Sizing
-from workers.servers.loads import ServerLoad
+from workers.readings.facts import ServerFacts
+from workers.readings.loads import ServerLoad
 
 QWEN3_NEXT = {
     "model_type": "qwen3_next",

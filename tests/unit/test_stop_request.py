@@ -10,11 +10,11 @@ import pytest
 from tests.support.server_process import wait_until
 from workers.node.part_log import PartLog
 from workers.node.processes import Child
-from workers.node.stop_request import BY_PARENT, HURRY, StopRequest
+from workers.stop_request import BY_PARENT, HURRY, StopRequest
 
 LISTENS = """
 import asyncio, signal
-from workers.node.stop_request import BY_PARENT, HURRY, StopRequest
+from workers.stop_request import BY_PARENT, HURRY, StopRequest
 
 async def main():
     stop = StopRequest()

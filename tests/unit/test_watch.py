@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, cast
 
-from workers.servers.loads import ServerIdentity, ServerLoad
+from workers.readings.loads import ServerIdentity, ServerLoad
 from workers.servers.watch import ServerWatch
 from workers.timing import Timing
 

@@ -16,8 +16,8 @@ from typing_extensions import override
 from workers.client import probe
 from workers.client.faults import AttemptError, ServerAnswer
 from workers.client.requests import Request
+from workers.readings.loads import ServerIdentity, ServerLoad
 from workers.servers import watch
-from workers.servers.loads import ServerIdentity, ServerLoad
 from workers.servers.watch import ServerWatch
 from workers.timing import Timing
 

@@ -5,10 +5,10 @@ from typing import Literal
 import msgspec
 
 from workers.capacity.capacity import kv_cap, states_per_request
-from workers.capacity.facts import ServerFacts
 from workers.capacity.model_shape import ModelShape
 from workers.capacity.strategies import Pools
-from workers.servers.loads import ServerLoad
+from workers.readings.facts import ServerFacts
+from workers.readings.loads import ServerLoad
 
 Binds = Literal["mamba pool", "KV pool", "requested", "default", "unknown"]
 

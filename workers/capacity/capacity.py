@@ -19,12 +19,7 @@ How SGLang comes to its cap, by version:
 
 from typing import Literal
 
-from workers.releases import AUTO_BUFFERS_SINCE, STRATEGY_SINCE, release_or_newest
-
-Strategy = Literal["no_buffer", "extra_buffer", "extra_buffer_lazy", "no_radix"]
-"""How a server keeps the states of a hybrid model; `no_radix` is its prefix cache switched off."""
-
-STRATEGIES: tuple[Strategy, ...] = ("no_buffer", "extra_buffer", "extra_buffer_lazy", "no_radix")
+from workers.releases import Strategy, release_or_newest
 
 BACKLOG_MIN = 2
 DEFAULT_CAP = 32
@@ -45,26 +40,6 @@ _ASKED_CLIPPED_SINCE = (0, 5, 10)
 _ASKED_BY_TOKENS_SINCE = (0, 5, 14)
 
 LEAST_DEFAULT, MOST_DEFAULT = 2_048, 4_096
-
-
-def is_offered(strategy: Strategy, version: str) -> bool:
-    """Whether a version of SGLang knows a strategy; one that is unknown counts as the newest."""
-    since = STRATEGY_SINCE.get(strategy)
-    return since is None or release_or_newest(version) >= since
-
-
-def resolved(told: str | None, *, version: str, overlap: bool = True) -> Strategy | None:
-    """Say which strategy a server runs by, of what its arguments say; None where they don't.
-
-    Args:
-        told: Of its arguments; `no_radix` for a prefix cache switched off.
-        version: SGLang's.
-        overlap: Whether its overlap scheduler runs.
-    """
-    if told == "auto":
-        buffers = overlap and release_or_newest(version) >= AUTO_BUFFERS_SINCE
-        return "extra_buffer" if buffers else "no_buffer"
-    return next((each for each in STRATEGIES if each == told), None)
 
 
 def states_per_request(

@@ -7,8 +7,6 @@ before_launch  of a model and a GPU, for `--strategy best`
 import msgspec
 
 from workers.capacity.binding import Binds, binds_of, per_request_of, pools_of
-from workers.capacity.capacity import Strategy
-from workers.capacity.facts import ServerFacts
 from workers.capacity.model_shape import ModelShape
 from workers.capacity.strategies import (
     USUAL_RATIO,
@@ -18,6 +16,8 @@ from workers.capacity.strategies import (
     options_of,
     pools_before_launch,
 )
+from workers.readings.facts import ServerFacts
+from workers.releases import Strategy
 
 WORTH_TELLING = 1.2
 """An alternative that gives less than this times the slots is not advised."""

@@ -18,12 +18,8 @@ from typing import Literal
 
 import msgspec
 
-from workers.capacity.capacity import (
-    STRATEGIES,
-    Strategy,
-    is_offered,
-    states_per_request,
-)
+from workers.capacity.capacity import states_per_request
+from workers.releases import STRATEGIES, Strategy, is_offered
 
 Limit = Literal["mamba pool", "KV pool", "memory"]
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from common.models import Choice, Endpoint, Usage
+from workers.client.oddities import repeating, unparsed_reasoning
 from workers.client.tolerant import MESSAGE_CHARS, error_text, read_tolerantly
-from workers.prompt.oddities import repeating, unparsed_reasoning
 
 NAN_STOP = "NaN happened"
 """`matched_stop` of an answer whose sampler met an impossible token: HTTP 200, text broken."""
@@ -33,7 +33,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         empty: Whether no choice has any text, reasoning or tool call.
         truncated: Whether any choice ended because of its length.
         reasoning_cut: Whether any choice used up its length before it began to answer.
-        repeating, unparsed_reasoning: See `workers.prompt.oddities`.
+        repeating, unparsed_reasoning: See `workers.client.oddities`.
     """
 
     choices: list[Choice]

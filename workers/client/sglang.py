@@ -28,7 +28,7 @@ from workers.client.answers import BadAnswerError, read_answer
 from workers.client.faults import AttemptError, AttemptTimeoutError, ServerAnswer, ServerGoneError
 from workers.client.requests import PATHS, Request
 from workers.client.transport import CONNECT_TIMEOUT_S, Transport
-from workers.servers.loads import (
+from workers.readings.loads import (
     ServerIdentity,
     ServerLoad,
     combined,
@@ -37,7 +37,7 @@ from workers.servers.loads import (
     load_of_loads,
     read_identity,
 )
-from workers.servers.metrics_page import load_of_metrics
+from workers.readings.metrics_page import load_of_metrics
 
 ABORT_TIMEOUT_S = 2.0
 PAGE_TIMEOUT_S = 10.0

@@ -18,7 +18,6 @@ from common.secrecy import hide
 from common.stops import on_stop, warn_of_shell
 from workers.commands.spanned import spanned
 from workers.node.processes import Child, own_command, supervise, watched_by
-from workers.node.stop_request import BY_PARENT, HURRY, StopRequest
 from workers.options import (
     FIRST_PORT,
     group_name,
@@ -27,6 +26,7 @@ from workers.options import (
     slots_server,
     this_host,
 )
+from workers.stop_request import BY_PARENT, HURRY, StopRequest
 from workers.supervisor.book import only_supervisor
 from workers.supervisor.emptying import Emptying
 from workers.supervisor.launch_line import API_KEY, DEFAULT_STRATEGY, STRATEGIES, VISIBLE, shown

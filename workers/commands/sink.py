@@ -19,9 +19,9 @@ from common.queue.rights import refuse_missing_rights
 from common.stops import Stopped, on_stop, warn_of_shell
 from common.store.frames import MOST_BATCH_BYTES
 from workers.node.processes import watched_by
-from workers.node.stop_request import BY_PARENT, HURRY, StopRequest
 from workers.sink.batch import Limits
 from workers.sink.sink import Sink, SinkOptions
+from workers.stop_request import BY_PARENT, HURRY, StopRequest
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from workers.options import (
     server_url,
     this_host,
 )
-from workers.servers.log_place import log_finder
+from workers.supervisor.log_place import log_finder
 from workers.timing import timing_from_environment
 
 

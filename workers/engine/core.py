@@ -11,10 +11,10 @@ from workers.engine.desk import RedisDesk
 from workers.engine.draining import Draining
 from workers.engine.eligible import Eligible
 from workers.engine.holdings import Holdings
-from workers.engine.rids import Rids
-from workers.node.stop_request import StopRequest
 from workers.options import GroupOptions
+from workers.rids import Rids
 from workers.servers.watch import ServerWatch
+from workers.stop_request import StopRequest
 
 log = logging.getLogger(__name__)
 

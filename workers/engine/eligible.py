@@ -17,7 +17,7 @@ from common.pins import difference, identity_of
 from common.queue import Runs
 from common.queue.runs import unknown_run
 from common.streams import mark_bytes
-from workers.servers.loads import ServerIdentity
+from workers.readings.loads import ServerIdentity
 
 if TYPE_CHECKING:
     import redis

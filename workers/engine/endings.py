@@ -15,8 +15,8 @@ from workers.client.faults import Kind, Verdict
 from workers.engine.aborts import abort_all
 from workers.engine.core import Core
 from workers.engine.finisher import Finisher
-from workers.engine.holdings import JobKey, Open, Ready, same_try
 from workers.engine.returns import Returns
+from workers.prompt.job import JobKey, Open, Ready, same_try
 from workers.prompt.outcomes import Returned, convicts, failed, poison
 
 if TYPE_CHECKING:

@@ -35,16 +35,16 @@ from workers.engine.eligible import Eligible
 from workers.engine.emptying import Emptying
 from workers.engine.endings import Endings
 from workers.engine.finisher import Finisher
-from workers.engine.holdings import Open, Ready
 from workers.engine.keeper import Keeper
-from workers.engine.lives import parent_gone
-from workers.engine.mishaps import mishap, stack_of
 from workers.engine.pace import Ramp, Throughput, prefetch_target
 from workers.engine.returns import Returns
 from workers.engine.showing import Showing
 from workers.engine.stopping import WindDown
 from workers.engine.turnkeeper import TurnKeeper
+from workers.lives import parent_gone
+from workers.mishaps import mishap, stack_of
 from workers.options import GroupOptions
+from workers.prompt.job import Open, Ready
 from workers.prompt.outcomes import Returned
 from workers.prompt.serve import Prompter
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,8 +17,11 @@ from common.errors import RedisUnusableError
 from common.models import Result
 from common.queue import Jobs
 from workers.engine.desk import RedisDesk
-from workers.engine.holdings import Holdings, JobKey
+from workers.engine.holdings import Holdings
 from workers.prompt.noticing import SAY_S, Noticing, Tally
+
+if TYPE_CHECKING:
+    from workers.prompt.job import JobKey
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from workers.engine.aborts import abort_all
 from workers.engine.core import Core
 from workers.engine.desk import Bell
 from workers.engine.endings import Endings
-from workers.engine.lives import process_start
-from workers.engine.rids import possible_rids
 from workers.engine.zombies import Zombies
+from workers.lives import process_start
+from workers.rids import possible_rids
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from common.errors import RedisFullError, RedisUnusableError
 from common.models import KeptTurns
 from common.queue import Jobs
 from workers.engine.desk import Bell, RedisDesk
-from workers.engine.holdings import GoingBack, Holdings, JobKey
+from workers.engine.holdings import GoingBack, Holdings
+from workers.prompt.job import JobKey
 
 AGAIN_S = 1.0
 

@@ -14,10 +14,10 @@ import msgspec
 
 from workers.capacity.binding import measured_tokens
 from workers.capacity.diagnosis import Diagnosis, diagnose
-from workers.capacity.facts import ServerFacts
 from workers.capacity.model_files import shape_at
 from workers.capacity.strategies import Prompts
-from workers.servers.loads import ServerLoad
+from workers.readings.facts import ServerFacts
+from workers.readings.loads import ServerLoad
 
 if TYPE_CHECKING:
     from workers.capacity.model_shape import ModelShape

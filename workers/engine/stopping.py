@@ -18,9 +18,9 @@ from workers.engine.desk import Bell
 from workers.engine.endings import Endings
 from workers.engine.finisher import Finisher
 from workers.engine.keeper import Keeper
-from workers.engine.mishaps import mishap
 from workers.engine.returns import Returns
 from workers.engine.showing import Showing
+from workers.mishaps import mishap
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from common.group_figures import GroupFigures
 from common.telemetry import Sample, ServerCounters, sample_of
 from workers.engine.core import Core
 from workers.engine.desk import RedisDesk
-from workers.engine.mishaps import stack_of
+from workers.mishaps import stack_of
 from workers.servers.log_tail import LogTail
 
 log = logging.getLogger(__name__)

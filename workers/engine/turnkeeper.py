@@ -13,7 +13,9 @@ from common.errors import RedisUnusableError
 from common.models import KeptTurns
 from common.queue import Jobs
 from workers.engine.desk import Bell, RedisDesk
-from workers.engine.holdings import Holdings, JobKey
+from workers.engine.holdings import Holdings
+from workers.prompt.job import JobKey
+from workers.prompt.turns import USELESS
 
 MOST_TURNS = 256
 MOST_BYTES = 8 * 1024 * 1024
@@ -22,10 +24,6 @@ IDLE_S = 60.0
 
 NOT_KEPT = frozenset({"unknown", "untaught", "removed"})
 """Redis does not know the prompt just now: a rebuild, or the audit, brings it back."""
-
-USELESS = frozenset({"other", "stolen", "changed", "gone", "forgotten"})
-"""What this process goes on to generate for the prompt would be dropped, or would be built on a
-turn that is not the one kept."""
 
 
 class TurnKeeper:

@@ -15,8 +15,8 @@ from common.queue.jobs import Holder
 from workers.client.faults import AttemptError
 from workers.engine.aborts import abort_all
 from workers.engine.core import Core
-from workers.engine.rids import possible_rids
-from workers.servers.loads import ServerLoad
+from workers.readings.loads import ServerLoad
+from workers.rids import possible_rids
 
 log = logging.getLogger(__name__)
 

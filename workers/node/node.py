@@ -24,7 +24,7 @@ import msgspec
 
 from common.errors import HeadraceError
 from common.stops import on_stop
-from workers.engine.lives import process_start
+from workers.lives import process_start
 from workers.node.node_record import NodeRecord, Row, write_node
 from workers.node.part_log import PartLog
 from workers.node.plan import Kind, Part

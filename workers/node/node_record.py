@@ -17,7 +17,7 @@ import msgspec
 
 from common.errors import BackendError, ConflictError, UsageError
 from common.replacing import replace_file
-from workers.engine.lives import process_start
+from workers.lives import process_start
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

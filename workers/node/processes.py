@@ -18,7 +18,7 @@ from common.errors import HeadraceError
 from common.program import config_arguments
 from common.stops import on_stop
 from workers.node.part_log import PartLog
-from workers.node.stop_request import BY_PARENT, HURRY
+from workers.stop_request import BY_PARENT, HURRY
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from common.utc import utc_now
 from workers.client.answers import Answer
 from workers.client.faults import Kind, Verdict
 from workers.client.rows import Failure, failure_row
-from workers.engine.holdings import Open
+from workers.prompt.job import Open
 
 DEATHS, DEATHS_ALONE = 5, 2
 """Deaths that convict, and how many of them alone at the server.

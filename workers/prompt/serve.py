@@ -11,13 +11,13 @@ import logging
 from common.errors import RedisUnusableError, ServerUnusableError
 from common.models import Params, Result
 from workers.client.faults import Kind, Verdict
-from workers.engine.holdings import Open
-from workers.engine.mishaps import stack_of
-from workers.engine.rids import Rids
+from workers.client.oddities import Lately
+from workers.mishaps import stack_of
+from workers.prompt.job import Open
 from workers.prompt.needs import Charger, Server, SlotHolder, TurnStore
-from workers.prompt.oddities import Lately
 from workers.prompt.outcomes import Returned, failed
 from workers.prompt.serving import Serving
+from workers.rids import Rids
 
 log = logging.getLogger(__name__)
 

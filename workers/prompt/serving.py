@@ -32,10 +32,9 @@ from workers.client.faults import (
 from workers.client.requests import Request, build_request, read_prompt
 from workers.client.rows import MAX_ROW_BYTES, Completion, RowTooLargeError, completion_row
 from workers.client.token_ids import lacking
-from workers.engine.holdings import Open
-from workers.engine.turnkeeper import USELESS
+from workers.prompt.job import Open
 from workers.prompt.outcomes import Returned, answer_of, failed, kept_turns
-from workers.prompt.turns import Conversation
+from workers.prompt.turns import USELESS, Conversation
 
 if TYPE_CHECKING:
     from workers.prompt.serve import Prompter

@@ -17,6 +17,10 @@ from workers.client.answers import Answer
 from workers.client.requests import RawPrompt
 from workers.client.rows import Completion, assistant_message
 
+USELESS = frozenset({"other", "stolen", "changed", "gone", "forgotten"})
+"""Words of Redis for a turn that it does not take: what this process goes on to generate for the
+prompt would be dropped, or would be built on a turn that is not the one kept."""
+
 _NULL = b"null"
 
 _encode = msgspec.json.encode

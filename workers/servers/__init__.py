@@ -1,1 +1,1 @@
-"""One SGLang server: what it says of itself, and whether work goes on in it."""
+"""One SGLang server, now: whether it is there, whether work goes on in it, how fast."""

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from workers.servers.log_lines import (
+from workers.readings.log_lines import (
     MOST_ARGUMENTS_BYTES,
     Batch,
     Event,

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from workers.servers.loads import ServerLoad
+from workers.readings.loads import ServerLoad
 
 STALE_S = 30.0
 """A figure that nothing has brought up to date for so long is none."""

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from workers.servers.loads import ServerLoad, with_log
-from workers.servers.log_figures import LogFigures
+from workers.readings.loads import ServerLoad, with_log
+from workers.readings.log_figures import LogFigures
 from workers.servers.log_tail import Noted
 from workers.servers.meter import STALE_S, Meter
 

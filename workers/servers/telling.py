@@ -2,7 +2,7 @@
 
 import logging
 
-from workers.servers.loads import ServerIdentity
+from workers.readings.loads import ServerIdentity
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from workers.client.probe import is_alive
 from workers.client.requests import Request
 from workers.client.rows import Origin
 from workers.client.sglang import SGLangClient
-from workers.servers.loads import ServerIdentity, ServerLoad
+from workers.readings.loads import ServerIdentity, ServerLoad
 from workers.servers.telemetry import Telemetry
 from workers.servers.telling import tell_ready
 from workers.timing import Timing

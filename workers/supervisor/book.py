@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from common.errors import BackendError, ConflictError
-from workers.engine.lives import process_start
+from workers.lives import process_start
 from workers.supervisor.got import Got
 from workers.supervisor.orders import Orders
 from workers.supervisor.plan import Plan, ServeOptions

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from common.errors import HeadraceError
 from workers.client.faults import AttemptError
 from workers.client.sglang import SGLangClient
-from workers.servers.loads import ServerLoad
+from workers.readings.loads import ServerLoad
 from workers.supervisor.processes import ServerProcesses
 
 LOOK_S = 0.2

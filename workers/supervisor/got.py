@@ -3,9 +3,9 @@
 import msgspec
 
 from workers.capacity.diagnosis import diagnose
-from workers.capacity.facts import ServerFacts, with_log
 from workers.capacity.model_shape import ModelShape
-from workers.servers.loads import ServerIdentity
+from workers.readings.facts import ServerFacts, with_log
+from workers.readings.loads import ServerIdentity
 
 
 class Got(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from workers.engine.lives import process_start
+from workers.lives import process_start
 from workers.supervisor import log_writer
 from workers.supervisor.records import Process
 

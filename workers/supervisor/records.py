@@ -20,7 +20,7 @@ import msgspec
 
 from common.errors import BackendError, UsageError
 from common.replacing import replace_file
-from workers.engine.lives import process_start
+from workers.lives import process_start
 from workers.options import this_host
 
 FOLDER = "servers"

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from common.errors import HeadraceError, ServerUnusableError
 from workers.client.sglang import SGLangClient
-from workers.node.stop_request import StopRequest
 from workers.servers.watch import ServerWatch
+from workers.stop_request import StopRequest
 from workers.supervisor.book import Book
 from workers.supervisor.draining import drain
 from workers.supervisor.emptying import Emptying

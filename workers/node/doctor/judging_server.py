@@ -7,12 +7,12 @@ from common.pins import difference, identity_of
 from workers.capacity.binding import measured_tokens
 from workers.capacity.capacity import backlog_of
 from workers.capacity.diagnosis import diagnose
-from workers.capacity.facts import ServerFacts
 from workers.capacity.model_shape import ModelShape
 from workers.capacity.strategies import Prompts
 from workers.node.doctor.lines import Scribe
+from workers.readings.facts import ServerFacts
+from workers.readings.loads import ServerIdentity, ServerLoad
 from workers.releases import is_untagged
-from workers.servers.loads import ServerIdentity, ServerLoad
 from workers.supervisor.versions import is_newer_than_known, release_to_launch
 
 

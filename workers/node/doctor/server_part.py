@@ -10,7 +10,6 @@ from common.descriptors import raise_limit
 from common.errors import HeadraceError, ServerDeniedError
 from workers.capacity.capacity import bound_of
 from workers.capacity.model_files import shape_at
-from workers.capacity.thinking import parser_for
 from workers.client.faults import AttemptError
 from workers.client.probe import is_alive
 from workers.client.sglang import SGLangClient
@@ -23,7 +22,8 @@ from workers.node.doctor.judging_server import (
 )
 from workers.node.doctor.lines import Scribe
 from workers.node.doctor.machine_part import judge_slots
-from workers.servers.loads import ServerIdentity, ServerLoad
+from workers.node.doctor.thinking import parser_for
+from workers.readings.loads import ServerIdentity, ServerLoad
 
 PAGE_S = 10.0
 TOKEN_S = 15.0

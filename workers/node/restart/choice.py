@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from common.errors import BackendError, UsageError
-from workers.capacity.capacity import STRATEGIES, is_offered
+from workers.releases import STRATEGIES, is_offered
 from workers.supervisor.records import ServerRecord, Wanted
 
 State = Literal["restarted", "skipped", "failed", "stopped", "not begun"]

@@ -5,7 +5,7 @@ The page exists with --enable-metrics only.
 
 import re
 
-from workers.servers.loads import ServerLoad
+from workers.readings.loads import ServerLoad
 
 _METRIC = re.compile(
     rb"^sglang[:_](num_running_reqs|num_queue_reqs|token_usage|full_token_usage|mamba_usage"

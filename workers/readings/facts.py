@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from workers.capacity.capacity import Strategy, resolved
-from workers.servers.log_lines import Capped, MambaPool, Started, parse_line
+from workers.readings.log_lines import Capped, MambaPool, Started, parse_line
+from workers.releases import Strategy, resolved
 
 GIB = 1 << 30
 

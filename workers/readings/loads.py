@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from common.ids import canonical_json, rows_sha256
-from workers.capacity.facts import ServerFacts, facts_of_info
+from workers.readings.facts import ServerFacts, facts_of_info
 
 CUT_WITHIN_TOKENS = 8
 """SGLang cuts a prompt to its context less the few tokens that it keeps for itself."""

@@ -14,8 +14,8 @@ from collections import deque
 
 import msgspec
 
-from workers.servers.loads import ServerLoad
-from workers.servers.log_lines import Batch, Capped, Event, LogLine, MambaPool, Retracted, Started
+from workers.readings.loads import ServerLoad
+from workers.readings.log_lines import Batch, Capped, Event, LogLine, MambaPool, Retracted, Started
 
 STALE_S = 30.0
 """As long as SGLang itself shows a throughput that nothing has brought up to date."""

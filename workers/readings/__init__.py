@@ -1,0 +1,1 @@
+"""What SGLang servers tell of themselves, read: pages, metrics, lines of logs. Pure."""
