@@ -114,9 +114,9 @@ def runs_of(client: "redis.Redis", group: str, *, only: Iterable[str] = ()) -> l
     said = next((each for each in Groups(client).spoke() if each.group == group), None)
     return [
         name
-        for name, (record, pinned) in Runs(client).records_and_pins().items()
+        for name, known in Runs(client).known().items()
         if (not served or name in served)
-        and not (said and _misfits(said, name, record.params.model, pinned))
+        and not (said and _misfits(said, name, known.record.params.model, known.pinned))
     ]
 
 

@@ -52,6 +52,19 @@ class AddReply(msgspec.Struct, frozen=True, kw_only=True):
     conflicts: list[bytes]
 
 
+class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as who serves it needs to know it.
+
+    Attributes:
+        pinned: Identity of the model that the first server had, None before any.
+        over: Every prompt has ended, and its producers' last call said that no more will come.
+    """
+
+    record: RunRecord
+    pinned: dict[str, Any] | None
+    over: bool
+
+
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """A run as Redis knows it at one instant.
 

@@ -8,7 +8,7 @@ import msgspec
 from common import connect, names
 from common.errors import ConflictError, StateLostError
 from common.models import Counts, RunRecord
-from common.queue.records import RunState
+from common.queue.records import KnownRun, RunState
 from common.queue.scripts import call
 
 if TYPE_CHECKING:
@@ -75,22 +75,28 @@ class Runs:
         listed = (raw.decode(errors="replace") for raw in found)
         return [name for name in listed if names.RUN_NAME.fullmatch(name)]
 
-    def records_and_pins(self) -> dict[str, tuple[RunRecord, dict[str, Any] | None]]:
-        """Read all runs in claim order, each with what its first server pinned, None before any.
+    def known(self) -> dict[str, KnownRun]:
+        """Read all runs, in claim order, as those need them who serve them.
 
         Two round trips. One whose record cannot be read is left out: others go on.
         """
         listed = self.names()
         with self._errors(), self._client.pipeline(transaction=False) as pipe:
             for name in listed:
-                pipe.hmget(names.run(name), ["record", "pinned"])
+                pipe.hmget(names.run(name), ["record", "pinned", "seal"])
+                pipe.hmget(names.counts(name), ["total", "completed", "failed", "cancelled"])
             found = pipe.execute()
-        read: dict[str, tuple[RunRecord, dict[str, Any] | None]] = {}
-        for name, (record, pinned) in zip(listed, found, strict=True):
+        read: dict[str, KnownRun] = {}
+        for name, said, counted in zip(listed, found[::2], found[1::2], strict=True):
+            record, pinned, seal = said
+            total, *ended = (int(count or 0) for count in counted)
             with suppress(StateLostError):
                 if record:
-                    pins = msgspec.json.decode(pinned) if pinned else None
-                    read[name] = record_of(name, record), pins
+                    read[name] = KnownRun(
+                        record=record_of(name, record),
+                        pinned=msgspec.json.decode(pinned) if pinned else None,
+                        over=seal == b"1" and total == sum(ended),
+                    )
         return read
 
     def state(self, name: str) -> RunState | None:

@@ -435,11 +435,12 @@ def test_what_one_thread_read_late_does_not_replace_what_another_has_read_since(
             seen.append(eligible.record("r"))
         return {}
 
-    def records_and_pins() -> dict[str, Any]:
-        return {"r": (SimpleNamespace(uid=uids[-1]), None)}
+    def read() -> dict[str, Any]:
+        record = SimpleNamespace(uid=uids[-1])
+        return {"r": SimpleNamespace(record=record, pinned=None, over=False)}
 
     eligible = Eligible(cast("Any", SimpleNamespace(info=info)))
-    eligible._runs = cast("Any", SimpleNamespace(records_and_pins=records_and_pins))
+    eligible._runs = cast("Any", SimpleNamespace(known=read))
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(connect, "address_of", lambda _client: "test")

@@ -38,7 +38,7 @@ class Eligible:
         only: Serve only these runs; empty serves all.
 
     Attributes:
-        wrong_model: Why the server fits no run that there is; empty when it fits one.
+        wrong_model: Why the server fits no run; empty when it fits one, or when all are over.
     """
 
     def __init__(self, client: "redis.Redis", *, only: tuple[str, ...] = ()) -> None:
@@ -50,6 +50,8 @@ class Eligible:
         self._pinned: dict[str, dict[str, Any]] = {}
         # A run's uid -> the server that cannot serve it, and why.
         self._left_out: dict[str, tuple[ServerIdentity | None, str]] = {}
+        # Uids of runs that want nothing more.
+        self._over: set[str] = set()
         self._said_odd: set[tuple[str, str]] = set()
         # What `_fitting` was made from: the records and the server.
         self._judged: tuple[dict[str, RunRecord], ServerIdentity] | None = None
@@ -124,7 +126,7 @@ class Eligible:
     def _read(self) -> None:
         found = {
             name: each
-            for name, each in self._runs.records_and_pins().items()
+            for name, each in self._runs.known().items()
             if not self._only or name in self._only
         }
         with connect.mapping_errors(self._client):
@@ -132,8 +134,11 @@ class Eligible:
         # Somebody may have changed it since the start.
         connect.refuse_eviction(memory, connect.address_of(self._client))
         limit = int(memory.get("maxmemory", 0))
-        self._pinned = {name: pinned for name, (_, pinned) in found.items() if pinned is not None}
-        self._records = {name: record for name, (record, _) in found.items()}
+        self._pinned = {
+            name: each.pinned for name, each in found.items() if each.pinned is not None
+        }
+        self._over = {each.record.uid for each in found.values() if each.over}
+        self._records = {name: each.record for name, each in found.items()}
         self._mark_bytes = mark_bytes(limit)
         self._read_at_s = time.monotonic()
         self._say_unknown()
@@ -149,7 +154,8 @@ class Eligible:
     def _judge(self, records: dict[str, RunRecord], identity: ServerIdentity) -> list[str]:
         reasons = {name: self._misfit(record, identity) for name, record in records.items()}
         fitting = [name for name, why in reasons.items() if not why]
-        wrong = "" if fitting else next((why for why in reasons.values() if why), "")
+        wanted = (why for name, why in reasons.items() if records[name].uid not in self._over)
+        wrong = "" if fitting else next(wanted, "")
         if wrong and wrong != self.wrong_model:
             log.error("%s", wrong)
         if fitting:
