@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import random
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -27,8 +28,13 @@ DEFAULT_URL = "redis://localhost:6379/0"
 DEFAULT_PORT = 6379
 SOCKET_TIMEOUT_S = 20.0
 CONNECT_TIMEOUT_S = 5.0
-CHECK_TIMEOUT_S = 5.0
-"""What the first call of a command gets: people wait for it."""
+CHECK_TIMEOUT_S = 2.5
+"""What the first call of a command gets: people wait for it.
+
+It is tried four times: redis-py repeats the greeting of a connection within each try of ours.
+"""
+SILENT_S = 3.0
+"""Whoever waits longer for that is told what for."""
 LOADING_LOOK_S = 1.0
 
 MINIMUM_VERSION = (6, 2)
@@ -192,7 +198,10 @@ def info_of(client: "redis.Redis", where: str) -> dict[str, Any]:
     # A Redis that takes connections and does not answer is told within seconds.
     once_more = Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 1)
     try:
-        with _alike(client, socket_timeout=CHECK_TIMEOUT_S, retry=once_more) as asking:
+        with (
+            _telling_of_silence(where),
+            _alike(client, socket_timeout=CHECK_TIMEOUT_S, retry=once_more) as asking,
+        ):
             return cast("dict[str, Any]", asking.info())
     except redis.AuthenticationError as error:
         raise RedisUnusableError(
@@ -204,6 +213,18 @@ def info_of(client: "redis.Redis", where: str) -> dict[str, Any]:
         raise RedisUnusableError(
             f"Redis at {where} cannot be reached ({reason(error)}): {remedy(error, where)}"
         ) from None
+
+
+@contextlib.contextmanager
+def _telling_of_silence(where: str) -> Iterator[None]:
+    waits = "Redis at %s does not answer yet: waiting for it"
+    later = threading.Timer(SILENT_S, log.warning, (waits, where))
+    later.daemon = True
+    later.start()
+    try:
+        yield
+    finally:
+        later.cancel()
 
 
 def refuse_eviction(memory: Mapping[str, Any], where: str) -> None:

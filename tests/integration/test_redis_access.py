@@ -16,6 +16,7 @@ from common.queue import Runs
 from common.queue.rights import BESIDE, IN_SCRIPTS, acl_rights, refuse_missing_rights
 from tests.support.certificates import Authority
 from tests.support.fleet import REPOSITORY, Fleet, write_prompts
+from tests.support.producer_cli import producer
 from tests.support.queue_world import QueueWorld
 from tests.support.redis_server import RedisServer, binary_of
 from tests.support.server_process import free_port
@@ -228,3 +229,22 @@ def test_every_form_of_an_address_leads_to_its_database(any_redis: RedisServer) 
     finally:
         with connect.client_for(f"unix://:{secret}@{unix}") as admin:
             acl(admin, "SETUSER", "default", "resetpass", "nopass")
+
+
+# --- A Redis that takes connections and says nothing ---------------------------------------------
+
+
+def test_a_silent_redis_is_waited_for_aloud_and_not_for_long(tmp_path: Path) -> None:
+    with RedisServer("valkey") as server:
+        server.freeze()
+        try:
+            ended = producer("status", "job", "--redis", server.tcp_url, cwd=tmp_path)
+        finally:
+            server.thaw()
+
+    waits, gave_up = ended.err.splitlines()
+    assert ended.code == 4
+    assert waits.endswith(f"Redis at {server.tcp_url} does not answer yet: waiting for it")
+    assert gave_up.startswith(
+        f"producer: Redis at {server.tcp_url} cannot be reached (no answer in time)"
+    )
