@@ -1,6 +1,7 @@
 """The restart of one server, by the records of its supervisor and a drain in a real Redis."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ from workers.node.restart import server as restart_module
 from workers.node.restart.choice import Asked, Outcome
 from workers.node.restart.server import ServerRestart, Told
 from workers.options import slots_server
+from workers.supervisor import records
 from workers.supervisor.records import read_wanted
 
 pytestmark = pytest.mark.timeout(400)
@@ -95,6 +97,24 @@ def test_an_empty_server_is_ordered_and_compared_and_its_drain_lifted(
     )
     assert [each.strategy for each in ordered.taken] == ["no_buffer"]
     assert look(client, SERVER) is None
+
+
+def test_on_a_full_disk_nothing_is_drained(
+    client: "redis.Redis", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    drained: list[object] = []
+    monkeypatch.setattr(emptied.Emptied, "hold", drained.append)
+    with OrderedServer(tmp_path, URL) as ordered, monkeypatch.context() as at_full:
+        at_full.setattr(records, "replace_file", full)
+        done = Restarting(ordered, tmp_path, client).run()
+
+    assert (done.state, done.code) == ("failed", 4)
+    assert done.detail.endswith("cannot be written: No space left on device")
+    assert not drained
+    assert ordered.taken == []
 
 
 def test_without_redis_it_is_ordered_all_the_same(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from workers.lives import process_start
 from workers.options import this_host
 
 FOLDER = "servers"
+_ORDER_BYTES = 4096
+"""What an order takes on a disk, at most; a file system gives no less."""
 
 State = Literal["starting", "ready", "draining", "down", "failed", "stopped"]
 
@@ -219,12 +221,22 @@ def ask(
         held_strategy=held_strategy,
         held_arguments=held_arguments,
     )
-    path = wanted_path(state_dir, name)
+    _write(wanted_path(state_dir, name), msgspec.json.encode(wanted))
+    return wanted
+
+
+def refuse_full_disk(state_dir: Path, name: str) -> None:
+    """Raise BackendError where an order could not be written: none shall drain for it in vain."""
+    trial = wanted_path(state_dir, name).with_suffix(".trial")
+    _write(trial, bytes(_ORDER_BYTES))
+    trial.unlink(missing_ok=True)
+
+
+def _write(path: Path, data: bytes) -> None:
     try:
-        replace_file(path, msgspec.json.encode(wanted))
+        replace_file(path, data)
     except OSError as error:
         raise BackendError(f"{path} cannot be written: {error.strerror or error}") from error
-    return wanted
 
 
 def _held(record: ServerRecord, order: Wanted | None) -> tuple[str | None, tuple[str, ...] | None]:

@@ -27,7 +27,14 @@ from common.queue import Groups
 from workers.node.restart.choice import Asked, Outcome, State, had, has_already, is_ordered
 from workers.node.restart.emptied import Emptied, Interrupted
 from workers.options import slots_server
-from workers.supervisor.records import ServerRecord, Wanted, ask, read_record, read_wanted
+from workers.supervisor.records import (
+    ServerRecord,
+    Wanted,
+    ask,
+    read_record,
+    read_wanted,
+    refuse_full_disk,
+)
 
 if TYPE_CHECKING:
     import redis
@@ -150,6 +157,7 @@ class ServerRestart:
 
     def _restart(self, standing: Wanted | None) -> ServerRecord:
         groups = self._figures()
+        refuse_full_disk(self._told.state_dir, self._before.name)
         self._emptied.hold()
         reached("restart.drained")
         earlier = standing
