@@ -3,7 +3,7 @@
 `warnings` makes the lines that people see behind a `!`, and those of `--json` and progress.json.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -163,16 +163,27 @@ def _of_servers(seen: Seen) -> list[str]:
         # Another run's server is where it should be; one of this model was started otherwise.
         odd = [group for group in odd if group.model == seen.standing.model]
     if seen.status not in _OVER and odd:
-        return sorted({_misfit(seen, group) for group in odd})
+        return _once_each((group, _misfit(seen, group)) for group in odd)
     if seen.status == "waiting_for_workers":
         return ["no worker group serves it: `workers start --gpu 0-7` does, beside the servers"]
     if seen.status != "waiting_for_server":
         return []
-    told = sorted({f"{group.group}: {group.detail}" for group in seen.groups if group.detail})
+    told = _once_each((g, f"{g.group}: {g.detail}") for g in seen.groups if g.detail)
     unusable_s = seen.unusable_s or 0.0
     if unusable_s > UNUSABLE_S:
         told.insert(0, f"no server could be used for {unusable_s / 60:,.0f} min: start them again")
     return told
+
+
+def _once_each(told: Iterable[tuple[GroupFigures, str]]) -> list[str]:
+    """Let the first stand for all that say the same but for their names and addresses."""
+    alike: dict[str, set[str]] = {}
+    for group, text in sorted(told, key=lambda each: each[1]):
+        address = group.server.partition("://")[2] or group.server
+        same = text.replace(group.group, "").replace(address, "")
+        alike.setdefault(same, set()).add(text)
+    more = {text: len(texts) - 1 for texts in alike.values() for text in [min(texts)]}
+    return [f"{text} ({n} more alike)" if n else text for text, n in more.items()]
 
 
 def _of_room(seen: Seen) -> Iterator[str]:

@@ -209,6 +209,34 @@ def test_figures_of_a_server_that_is_away_are_blank() -> None:
     assert told["server_tokens_per_sec"] is None
 
 
+def test_servers_that_are_down_alike_are_told_in_one_line() -> None:
+    ports = {gpu: 30_000 + gpu for gpu in range(12)}
+    down = [
+        group(
+            group=f"gpu{gpu}@host",
+            server=f"http://127.0.0.1:{port}",
+            state="down",
+            detail=f"no connection to 127.0.0.1:{port}",
+        )
+        for gpu, port in ports.items()
+    ]
+    odd = group(group="gpu9@other", state="down", detail="no answer in time")
+
+    assert figures(counts(), groups=[*down, odd])["warnings"] == [
+        "gpu0@host: no connection to 127.0.0.1:30000 (11 more alike)",
+        "gpu9@other: no answer in time",
+    ]
+
+
+def test_servers_of_another_model_are_told_in_one_line() -> None:
+    others = [group(group=f"gpu{n}@host", server=f"http://s:{n}", model="big") for n in range(3)]
+
+    (warning,) = figures(counts(in_flight=0), groups=others, model="small")["warnings"]
+
+    assert warning.startswith("gpu0@host serves the model big")
+    assert warning.endswith("(2 more alike)")
+
+
 def test_a_young_group_is_starting_and_nothing_to_warn_of() -> None:
     told = figures(
         counts(), groups=[group(state="waiting", up_s=3.0, detail="not asked yet", unready_s=3.0)]
