@@ -36,6 +36,7 @@ Where things are:
     utc leases                     wall time as records keep it; how long leases last
     harmless secrecy logs          no text of others acts on a terminal; no secret leaves a process
     last_words                     how a program ends: one line, an exit code
+    mishaps                        errors of ours that nobody foresaw: told by kind and place
     replacing                      a file is whole at every instant
     descriptors                    how many files may be open
     crashpoints                    where tests kill a process

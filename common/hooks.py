@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from common.errors import UsageError
+from common.mishaps import surviving
 
 log = logging.getLogger(__name__)
 
@@ -130,21 +131,25 @@ class Messenger:
 
     def _tell_all(self) -> None:
         while (told := self._waiting.get()) is not None:
-            why = self.hook.send(told)
-            # A command that failed may have done its work.
-            for wait_s in AGAIN_S if self.hook.is_url else ():
-                if why:
-                    time.sleep(wait_s)
-                    why = self.hook.send(told)
+            with surviving("notify"):
+                self._tell(told)
+
+    def _tell(self, told: dict[str, Any]) -> None:
+        why = self.hook.send(told)
+        # A command that failed may have done its work.
+        for wait_s in AGAIN_S if self.hook.is_url else ():
             if why:
-                log.warning(
-                    "notify: %s was not told that run %s is %s: %s",
-                    *(self.hook.shown, told["run"], told["event"], why),
-                )
-            else:
-                log.info(
-                    "notify: told %s that run %s is %s",
-                    self.hook.shown,
-                    told["run"],
-                    told["event"],
-                )
+                time.sleep(wait_s)
+                why = self.hook.send(told)
+        if why:
+            log.warning(
+                "notify: %s was not told that run %s is %s: %s",
+                *(self.hook.shown, told["run"], told["event"], why),
+            )
+        else:
+            log.info(
+                "notify: told %s that run %s is %s",
+                self.hook.shown,
+                told["run"],
+                told["event"],
+            )

@@ -52,7 +52,7 @@ A package uses those below it, and none above (an import contract holds that).
       facts loads metrics_page     what it was launched with; its figures, by its pages
       log_lines log_figures        and by its log: a line, and what lines come to
     options stop_request           what a worker group is told; that it shall stop
-    lives mishaps rids             which process it was; errors of ours; ids of requests
+    lives rids                     which process it was; ids of requests
     releases timing                what differs between SGLang's releases; how often
 
 When something fails:

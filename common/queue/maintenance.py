@@ -17,6 +17,7 @@ import msgspec
 from common import connect, names
 from common.errors import HeadraceError, StateLostError
 from common.leases import LEASES
+from common.mishaps import surviving
 from common.models import Record, RunRecord
 from common.queue.ledger import job_timeout_s, slice_buckets
 from common.queue.packing import CALL_RECORDS, pack, packed
@@ -289,7 +290,10 @@ class Maintenance:
     def _renew(self) -> None:
         while not self._ended.wait(RENEW_S):
             # Whoever uses the turn finds out by its own calls that it is lost.
-            with contextlib.suppress(TurnLostError, HeadraceError):
+            with (
+                surviving("the renewal of a turn"),
+                contextlib.suppress(TurnLostError, HeadraceError),
+            ):
                 self._turn("renew")
 
     def _begin(self) -> None:

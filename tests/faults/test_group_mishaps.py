@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import redis
 
+from common.mishaps import InternalError
 from tests.support.engine_world import PAGES, EngineWorld, held, until
 from tests.support.queue_world import SECRET
 from tests.support.scripted_server import Reply, answer, scripted_server
 from workers.engine.desk import Bell
 from workers.engine.engine import Engine
-from workers.mishaps import InternalError
 
 pytestmark = pytest.mark.timeout(400)
 

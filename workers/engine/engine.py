@@ -25,6 +25,7 @@ from typing import Any
 
 from common.crashpoints import reached
 from common.errors import HeadraceError, RedisUnusableError
+from common.mishaps import mishap, stack_of
 from common.models import Claim, KeptTurns, Result
 from common.queue import ClaimReply, Groups, Jobs
 from common.queue.ledger import request_timeout_s
@@ -42,7 +43,6 @@ from workers.engine.showing import Showing
 from workers.engine.stopping import WindDown
 from workers.engine.turnkeeper import TurnKeeper
 from workers.lives import parent_gone
-from workers.mishaps import mishap, stack_of
 from workers.options import GroupOptions
 from workers.prompt.job import Open, Ready
 from workers.prompt.outcomes import Returned

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from common.errors import RedisUnusableError
+from common.mishaps import mishap
 from workers.engine.core import Core
 from workers.engine.desk import Bell
 from workers.engine.endings import Endings
@@ -20,7 +21,6 @@ from workers.engine.finisher import Finisher
 from workers.engine.keeper import Keeper
 from workers.engine.returns import Returns
 from workers.engine.showing import Showing
-from workers.mishaps import mishap
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from functools import partial
 from common.crashpoints import reached
 from common.errors import RedisUnusableError
 from common.group_figures import GroupFigures
+from common.mishaps import stack_of
 from common.telemetry import Sample, ServerCounters, sample_of
 from workers.engine.core import Core
 from workers.engine.desk import RedisDesk
-from workers.mishaps import stack_of
 from workers.servers.log_tail import LogTail
 
 log = logging.getLogger(__name__)

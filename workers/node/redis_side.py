@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from common import connect
 from common.embedded import embedded_redis, stop_embedded
 from common.errors import HeadraceError, RedisUnusableError
+from common.mishaps import surviving
 from common.queue import Groups
 
 if TYPE_CHECKING:
@@ -85,11 +86,15 @@ class RedisSide:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            try:
-                self._look()
-            except (HeadraceError, *connect.REDIS_ERRORS) as error:
-                self._note("away", str(error))
+            with surviving("the look at Redis"):
+                self._look_safely()
             self._ended.wait(LOOK_S)
+
+    def _look_safely(self) -> None:
+        try:
+            self._look()
+        except (HeadraceError, *connect.REDIS_ERRORS) as error:
+            self._note("away", str(error))
 
     def _look(self) -> None:
         if not self._answers() and self.embedded is not None:

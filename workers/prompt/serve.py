@@ -9,10 +9,10 @@ and again.
 import logging
 
 from common.errors import RedisUnusableError, ServerUnusableError
+from common.mishaps import stack_of
 from common.models import Params, Result
 from workers.client.faults import Kind, Verdict
 from workers.client.oddities import Lately
-from workers.mishaps import stack_of
 from workers.prompt.job import Open
 from workers.prompt.needs import Charger, Server, SlotHolder, TurnStore
 from workers.prompt.outcomes import Returned, failed

@@ -14,6 +14,7 @@ from common import names, snapshot
 from common.crashpoints import reached
 from common.errors import HeadraceError, RedisUnusableError
 from common.marks.noting import Watchman
+from common.mishaps import surviving
 from common.models import RunRecord
 from common.notify import Notifier
 from common.quality import oddities
@@ -71,10 +72,8 @@ class ProgressWriter:
 
     def write_all(self) -> None:
         """Write the figures of every run once."""
-        try:
-            self._watchman.look()
-        except HeadraceError as error:
-            log.debug("nobody looked after the worker groups: %s", error)
+        with surviving("the look at worker groups"):
+            self._look()
         for run in self._written():
             try:
                 self._write(run)
@@ -87,6 +86,12 @@ class ProgressWriter:
             except Exception:
                 # What stands in Redis beside the counters may be anybody's; others go on.
                 log.exception("the figures of run %s cannot be read", run.record.run)
+
+    def _look(self) -> None:
+        try:
+            self._watchman.look()
+        except HeadraceError as error:
+            log.debug("nobody looked after the worker groups: %s", error)
 
     def _say_unwritten(self, record: RunRecord, error: Exception) -> None:
         """Log once that progress.json is not written; a full disk harms nothing else."""

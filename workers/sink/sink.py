@@ -34,11 +34,12 @@ from common.errors import (
     StoreUnusableError,
     UsageError,
 )
+from common.mishaps import surviving
 from common.models import RunRecord
 from common.notify import LEAVE_S, Notifier
 from common.queue import Runs
 from common.queue.runs import unknown_run
-from common.queue.sinklease import LEASE_MS, PartitionLostError, new_token
+from common.queue.sinklease import LEASE_MS, PartitionLease, PartitionLostError, new_token
 from common.queue.sinkview import complain
 from common.reconcile import refuse_other_run
 from common.store import ObjectStore, open_store, outer_retry
@@ -337,8 +338,13 @@ class Sink:
         while not self._ended.wait(RENEW_S):
             for sink in self._sinks():
                 for lease in list(sink.leases.values()):
-                    try:
-                        lease.renew()
-                    except (HeadraceError, PartitionLostError) as error:
-                        # The storing thread finds out by its own calls.
-                        log.debug("a lease was not renewed: %s", error)
+                    with surviving("the renewal of a lease"):
+                        self._renew_one(lease)
+
+    @staticmethod
+    def _renew_one(lease: PartitionLease) -> None:
+        try:
+            lease.renew()
+        except (HeadraceError, PartitionLostError) as error:
+            # The storing thread finds out by its own calls.
+            log.debug("a lease was not renewed: %s", error)

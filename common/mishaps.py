@@ -6,6 +6,7 @@ The text of such an error may quote a prompt or an answer; its type and its stac
 import logging
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from common.errors import HeadraceError
 
@@ -25,12 +26,37 @@ def mishap(what: str, error: BaseException) -> InternalError:
         what: The part in which it happened.
         error: As it was raised.
     """
-    kinds = ", ".join(type(leaf).__name__ for leaf in _leaves(error))
-    log.critical("%s failed by an error of ours, %s:\n%s", what, kinds, stack_of(error))
+    log.critical("%s failed by an error of ours, %s:\n%s", what, kinds(error), stack_of(error))
     return InternalError(
-        f"{what} failed by an error of ours ({kinds}), which the log places; this process ends "
-        "and gives back what it holds"
+        f"{what} failed by an error of ours ({kinds(error)}), which the log places; this process "
+        "ends and gives back what it holds"
     )
+
+
+@contextmanager
+def surviving(what: str) -> Iterator[None]:
+    """Log an unforeseen error and go on: for each round of a thread that others rely on.
+
+    Such a thread would end without a word that anybody reads, and leases, figures or a Redis would
+    be looked after no more.
+
+    Args:
+        what: The part in which it happens.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - that is what it is for
+        log.critical(
+            "%s failed by an error of ours, %s, and goes on:\n%s",
+            what,
+            kinds(error),
+            stack_of(error),
+        )
+
+
+def kinds(error: BaseException) -> str:
+    """Name the types of an error and of those that it stands for."""
+    return ", ".join(type(leaf).__name__ for leaf in _leaves(error))
 
 
 def stack_of(error: BaseException) -> str:
