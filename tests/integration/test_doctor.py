@@ -10,8 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import redis
 
+from common.queue import GroupFigures, Groups
 from common.queue.rights import acl_rights
 from tests.support import programs, s3_proxy
 from tests.support.producer_cli import Ended, environment
@@ -488,6 +491,30 @@ def test_servers_of_serve_are_found_by_their_records(
         each["check"] == "serve" and "no record" in each["text"] and each["level"] == "fault"
         for each in told["lines"]
     )
+
+
+def test_servers_of_the_worker_groups_here_are_found_by_redis(
+    tmp_path: Path,
+    simulator: SimulatorProcess,
+    valkey: RedisServer,
+    redis_client: "redis.Redis",
+) -> None:
+    here = GroupFigures(
+        group=f"gpu5@{this_host()}",
+        epoch="e",
+        host=this_host(),
+        pid=1,
+        server=simulator.urls[0],
+        state="ready",
+    )
+    elsewhere = msgspec.structs.replace(here, group="gpu5@other", epoch="f", host="other")
+    Groups(redis_client).publish(here)
+    Groups(redis_client).publish(elsewhere)
+
+    told = doctor("--redis", valkey.url, "--json", cwd=tmp_path).told
+
+    tried = {each["part"] for each in told["lines"] if each["check"] == "token"}
+    assert tried == {f"gpu5@{this_host()}"}
 
 
 def test_too_few_descriptors_for_a_servers_slots_are_found(

@@ -5,12 +5,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from common.errors import BackendError, UsageError
+from common.address import resolve_redis
+from common.errors import BackendError, HeadraceError, UsageError
 from common.options import REDIS, state_dir
 from workers.commands.spanned import spanned
 from workers.node.doctor.examine import Asked, examine
 from workers.node.doctor.lines import summary
 from workers.node.doctor.machine_part import records_of
+from workers.node.doctor.redis_part import servers_of_groups
 from workers.node.doctor.server_part import Target
 from workers.node.doctor.view import show
 from workers.options import group_name, parse_gpus, server_url, this_host
@@ -22,7 +24,8 @@ LIMIT_S = 30.0
 @click.option(
     "--gpu",
     metavar="N|A-B|A,B",
-    help="Look at the servers of these GPUs.  [default: those that workers serve has launched]",
+    help="Look at the servers of these GPUs.  [default: those that workers serve launched here, "
+    "and those of the worker groups here]",
 )
 @spanned()
 @click.option(
@@ -77,7 +80,7 @@ def doctor(
             redis=redis,
             output=output,
             endpoint_url=endpoint_url,
-            targets=_targets(gpu, tp=tp, server=server, state_dir=state_dir),
+            targets=_targets(gpu, tp=tp, server=server, state_dir=state_dir, redis=redis),
             state_dir=state_dir,
             limit_s=limit_s,
         )
@@ -91,7 +94,7 @@ def doctor(
 
 
 def _targets(
-    gpu: str | None, *, tp: int, server: str | None, state_dir: Path
+    gpu: str | None, *, tp: int, server: str | None, state_dir: Path, redis: str | None
 ) -> tuple[Target, ...]:
     if gpu is not None:
         sets = parse_gpus(gpu, tp)
@@ -107,6 +110,15 @@ def _targets(
             raise UsageError("--server holds {gpu}: say which with --gpu")
         return (Target("server", server_url(server, 0)),)
     records, _ = records_of(state_dir)  # what is wrong with them is told by the machine's part
-    return tuple(
-        Target(record.name, record.url) for record in records if record.state != "stopped"
-    )
+    found = {record.name: record.url for record in records if record.state != "stopped"}
+    for name, url in _driven_here(redis).items():
+        found.setdefault(name, url)
+    return tuple(Target(name, url) for name, url in found.items())
+
+
+def _driven_here(redis: str | None) -> dict[str, str]:
+    """Give the servers of the worker groups here; none where Redis does not tell of any."""
+    try:
+        return servers_of_groups(resolve_redis(redis), this_host())
+    except HeadraceError:
+        return {}

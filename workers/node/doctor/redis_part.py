@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from common import connect, names
 from common.errors import HeadraceError, RedisUnusableError
-from common.queue import Runs
+from common.queue import Groups, Runs
 from common.queue.rights import refuse_missing_rights
 from workers.node.doctor.judging_redis import (
     judge_answers,
@@ -64,6 +64,17 @@ def outputs_of_runs(url: str, most: int) -> Sequence[tuple[str, str | None]]:
             if len(found) == most:
                 break
     return list(found)
+
+
+def servers_of_groups(url: str, host: str) -> dict[str, str]:
+    """Give name and server of each worker group that lives on a host, by the name.
+
+    Raises:
+        HeadraceError: Redis cannot be read.
+    """
+    with connect.impatient_client(url, ANSWER_S) as client:
+        fresh = Groups(client, where=connect.public_address(url)).fresh()
+    return {each.group: each.server for each in fresh if each.host == host}
 
 
 def _settings(client: "redis.Redis") -> dict[str, Any] | None:
