@@ -1,11 +1,13 @@
 """What serving a prompt needs of others: its server, and what Redis keeps meanwhile."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.models import Claim, KeptTurns
 from workers.client.faults import ServerAnswer
+from workers.client.oddities import Lately
 from workers.client.requests import Request
 from workers.client.rows import Origin
+from workers.rids import Rids
 
 
 class Server(Protocol):
@@ -74,3 +76,14 @@ class SlotHolder(Protocol):
 
         In a gap another process may have taken them, and aborts what it finds open there.
         """
+
+
+class Needs(NamedTuple):
+    """All of it, with what is the process's own: its request ids, and what it answered lately."""
+
+    server: Server
+    charger: Charger
+    rids: Rids
+    lately: Lately
+    turns: TurnStore
+    slots: SlotHolder

@@ -14,7 +14,7 @@ from common.models import Params, Result
 from workers.client.faults import Kind, Verdict
 from workers.client.oddities import Lately
 from workers.prompt.job import Open
-from workers.prompt.needs import Charger, Server, SlotHolder, TurnStore
+from workers.prompt.needs import Charger, Needs, Server, SlotHolder, TurnStore
 from workers.prompt.outcomes import Returned, failed
 from workers.prompt.serving import Serving
 from workers.rids import Rids
@@ -28,12 +28,9 @@ class Prompter:
     def __init__(
         self, server: Server, charger: Charger, rids: Rids, *, turns: TurnStore, slots: SlotHolder
     ) -> None:
-        self.server = server
-        self.charger = charger
-        self.rids = rids
-        self.lately = Lately()
-        self.turns = turns
-        self.slots = slots
+        self._needs = Needs(
+            server=server, charger=charger, rids=rids, lately=Lately(), turns=turns, slots=slots
+        )
 
     async def serve(self, job: Open, params: Params, timeout_s: float) -> Result | Returned:
         """Make attempts until the prompt has ended or must go back.
@@ -50,12 +47,14 @@ class Prompter:
 
     async def _serve(self, job: Open, params: Params, timeout_s: float) -> Result | Returned:
         try:
-            serving = Serving(self, job, params=params, timeout_s=timeout_s)
+            serving = Serving(self._needs, job, params=params, timeout_s=timeout_s)
         except ServerUnusableError as error:
             return Returned(fault=str(error), config=True)
         except ValueError as error:
             verdict = Verdict(kind=Kind.PROMPT, reason="unreadable", message=str(error))
-            return failed(job.claim, verdict, attempts=None, server=self.server.origin.server)
+            return failed(
+                job.claim, verdict, attempts=None, server=self._needs.server.origin.server
+            )
         return serving.misfit() or await serving.run()
 
     async def _stumble(self, job: Open, params: Params, error: Exception) -> Result | Returned:
@@ -74,9 +73,9 @@ class Prompter:
             message=f"{kind} in Headrace; the worker group's log says where",
         )
         try:
-            charged = await self.charger.charge(claim, verdict.reason, before=None)
+            charged = await self._needs.charger.charge(claim, verdict.reason, before=None)
         except RedisUnusableError:
             return Returned()
         if charged < params.attempts:
             return Returned()
-        return failed(claim, verdict, attempts=charged, server=self.server.origin.server)
+        return failed(claim, verdict, attempts=charged, server=self._needs.server.origin.server)

@@ -9,7 +9,6 @@ an end is neither the answer's fault nor the server's.
 import asyncio
 import random
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,11 +32,9 @@ from workers.client.requests import Request, build_request, read_prompt
 from workers.client.rows import MAX_ROW_BYTES, Completion, RowTooLargeError, completion_row
 from workers.client.token_ids import lacking
 from workers.prompt.job import Open
+from workers.prompt.needs import Needs
 from workers.prompt.outcomes import Returned, answer_of, failed, kept_turns
 from workers.prompt.turns import USELESS, Conversation
-
-if TYPE_CHECKING:
-    from workers.prompt.serve import Prompter
 
 ATTEMPT_PAUSE_S = 0.2
 """Between a charged attempt and the next, so that a quick fault does not spin."""
@@ -51,15 +48,13 @@ class Serving:
         ValueError: At making: the prompt cannot be read.
     """
 
-    def __init__(
-        self, prompter: "Prompter", job: Open, *, params: Params, timeout_s: float
-    ) -> None:
-        self._server = prompter.server
-        self._charger = prompter.charger
-        self._rids = prompter.rids
-        self._lately = prompter.lately
-        self._turns = prompter.turns
-        self._slots = prompter.slots
+    def __init__(self, needs: Needs, job: Open, *, params: Params, timeout_s: float) -> None:
+        self._server = needs.server
+        self._charger = needs.charger
+        self._rids = needs.rids
+        self._lately = needs.lately
+        self._turns = needs.turns
+        self._slots = needs.slots
         self._job = job
         self._params = params
         self._timeout_s = timeout_s
