@@ -41,7 +41,7 @@ $(STAMP): requirements.txt requirements-rq2.txt pyproject.toml
 	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	    echo "'$(PYTHON)' cannot make a virtual environment: its venv or ensurepip is missing. On Debian and Ubuntu: apt-get install python3-venv. Then run make again." >&2; exit 1; }; \
 	  $(PYTHON) -m venv $(VENV); }
-	@echo "installing the pinned packages into $(VENV): a minute, once"
+	@echo "installing the pinned packages into $(VENV), once"
 	@sed -n '/^uv==/,/# via/p' requirements.txt >$(VENV)/requirements-uv.txt
 	@$(PIP) --require-hashes --no-deps -r $(VENV)/requirements-uv.txt
 	@rm -rf $(RQ2)

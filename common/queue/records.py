@@ -57,7 +57,8 @@ class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         pinned: Identity of the model that the first server had, None before any.
-        over: Every prompt has ended, and its producers' last call said that no more will come.
+        over: Every prompt has ended, and no more will come: its producers' last call said so, or
+            it was cancelled.
     """
 
     record: RunRecord

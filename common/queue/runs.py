@@ -83,19 +83,19 @@ class Runs:
         listed = self.names()
         with self._errors(), self._client.pipeline(transaction=False) as pipe:
             for name in listed:
-                pipe.hmget(names.run(name), ["record", "pinned", "seal"])
+                pipe.hmget(names.run(name), ["record", "pinned", "seal", "cancelled"])
                 pipe.hmget(names.counts(name), ["total", "completed", "failed", "cancelled"])
             found = pipe.execute()
         read: dict[str, KnownRun] = {}
         for name, said, counted in zip(listed, found[::2], found[1::2], strict=True):
-            record, pinned, seal = said
+            record, pinned, seal, cancelled = said
             total, *ended = (int(count or 0) for count in counted)
             with suppress(StateLostError):
                 if record:
                     read[name] = KnownRun(
                         record=record_of(name, record),
                         pinned=msgspec.json.decode(pinned) if pinned else None,
-                        over=seal == b"1" and total == sum(ended),
+                        over=(seal == b"1" or cancelled is not None) and total == sum(ended),
                     )
         return read
 

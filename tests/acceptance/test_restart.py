@@ -39,7 +39,7 @@ SPEED = 8
 PROMPTS = 2_500
 RUN = "job"
 LIMIT_S = 150.0
-HTTP = httpx.Client(verify=TLS, timeout=LIMIT_S)
+HTTP = httpx.Client(verify=TLS, timeout=LIMIT_S, limits=httpx.Limits(max_keepalive_connections=0))
 WINDOW_S = 1.0
 
 

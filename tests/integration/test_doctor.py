@@ -508,8 +508,23 @@ def test_servers_of_the_worker_groups_here_are_found_by_redis(
         state="ready",
     )
     elsewhere = msgspec.structs.replace(here, group="gpu5@other", epoch="f", host="other")
+    # One whose server was stopped on purpose.
+    waits = msgspec.structs.replace(here, group=f"gpu6@{this_host()}", epoch="g", state="down")
+    write_record(
+        tmp_path / ".headrace",
+        ServerRecord(
+            name=waits.group,
+            gpus=(6,),
+            url=simulator.urls[0],
+            port=1,
+            supervisor=Process(pid=1, started="no more"),
+            state="stopped",
+            log="gpu6.log",
+        ),
+    )
     Groups(redis_client).publish(here)
     Groups(redis_client).publish(elsewhere)
+    Groups(redis_client).publish(waits)
 
     told = doctor("--redis", valkey.url, "--json", cwd=tmp_path).told
 

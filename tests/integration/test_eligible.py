@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from common import names
 from common.pins import identity_of
 from common.queue import Runs
 from common.store.directory import DirectoryStore
@@ -39,3 +40,17 @@ def test_a_server_that_fits_no_run_is_wrong_only_while_one_wants_work(world: Wor
     assert told() == ([], False)
     world.retry([1])
     assert told() == ([], True)
+
+
+def test_a_cancelled_run_wants_nothing_though_nobody_sealed_it(world: World) -> None:
+    eligible = Eligible(world.client)
+    eligible.refresh()
+    assert eligible.names(OTHER) == []
+    assert eligible.wrong_model
+
+    world.client.hset(names.run(RUN), "cancelled", "1")
+    world.client.hset(names.counts(RUN), "cancelled", 3)
+    eligible.refresh()
+
+    assert eligible.names(OTHER) == []
+    assert not eligible.wrong_model

@@ -12,7 +12,6 @@ import pytest
 from tests.support.tls import TLS
 from workers.simulator.launch import SimulatorProcess
 
-# Made once: it takes longer than most tests.
 # A connection for each request, so that none is a leftover of another test's server.
 HTTP = httpx.Client(verify=TLS, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
 SAMPLES = Path(__file__).parents[1] / "data" / "sglang"

@@ -19,7 +19,7 @@ from workers.simulator.log import read_log
 
 NO_BUFFER = ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")
 CHAT = "/v1/chat/completions"
-HTTP = httpx.Client(verify=TLS)
+HTTP = httpx.Client(verify=TLS, limits=httpx.Limits(max_keepalive_connections=0))
 QUICK = {"HEADRACE_SIM_LOAD": "0", "HEADRACE_SIM_SPEED": "50"}
 
 

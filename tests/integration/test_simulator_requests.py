@@ -15,7 +15,6 @@ from workers.simulator.hashing import request_hash
 from workers.simulator.launch import SimulatorProcess
 from workers.simulator.log import COMPLETED
 
-# Made once: it takes longer than most tests.
 # A connection for each request, so that none is a leftover of another test's server.
 HTTP = httpx.Client(verify=TLS, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
 CHAT = "/v1/chat/completions"

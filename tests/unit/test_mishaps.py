@@ -31,10 +31,10 @@ def test_an_unforeseen_error_is_told_without_its_words_and_ends_nothing(
 def test_an_embedded_redis_stays_watched_after_an_error_of_ours(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    looks: list[int] = []
+    looks: list[str] = []
 
     def look() -> None:
-        looks.append(1)
+        looks.append(side.state)
         if len(looks) == 1:
             raise ValueError("what stands in Redis is anybody's")
 
@@ -47,4 +47,5 @@ def test_an_embedded_redis_stays_watched_after_an_error_of_ours(
     finally:
         side.close()
 
+    assert looks[:2] == ["starting", "away"]
     assert "the look at Redis failed by an error of ours, ValueError" in caplog.text

@@ -1,12 +1,14 @@
 """`workers doctor`: whether all is fit for the work."""
 
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import click
 import msgspec
 
 from common.address import resolve_redis
-from common.errors import BackendError, HeadraceError, UsageError
+from common.errors import BackendError, UsageError
 from common.options import REDIS, state_dir
 from workers.commands.spanned import spanned
 from workers.node.doctor.examine import Asked, examine
@@ -18,6 +20,8 @@ from workers.node.doctor.view import show
 from workers.options import group_name, parse_gpus, server_url, this_host
 
 LIMIT_S = 30.0
+GROUPS_S = 3.0
+"""How long Redis may take to tell which worker groups are here; the parts are asked after it."""
 
 
 @click.command()
@@ -111,14 +115,25 @@ def _targets(
         return (Target("server", server_url(server, 0)),)
     records, _ = records_of(state_dir)  # what is wrong with them is told by the machine's part
     found = {record.name: record.url for record in records if record.state != "stopped"}
+    # What somebody stopped on purpose is no fault, though its worker group waits for it.
+    stopped = {record.name for record in records} - found.keys()
     for name, url in _driven_here(redis).items():
-        found.setdefault(name, url)
+        if name not in stopped:
+            found.setdefault(name, url)
     return tuple(Target(name, url) for name, url in found.items())
 
 
 def _driven_here(redis: str | None) -> dict[str, str]:
     """Give the servers of the worker groups here; none where Redis does not tell of any."""
-    try:
-        return servers_of_groups(resolve_redis(redis), this_host())
-    except HeadraceError:
-        return {}
+    found: dict[str, str] = {}
+
+    def ask() -> None:
+        # Whatever it is, the part of Redis meets it again, and says it.
+        with suppress(Exception):
+            found.update(servers_of_groups(resolve_redis(redis), this_host()))
+
+    # A daemon, as the parts are: a Redis that hangs hides no other.
+    asking = threading.Thread(target=ask, name="doctor-groups", daemon=True)
+    asking.start()
+    asking.join(GROUPS_S)
+    return dict(found)

@@ -87,14 +87,14 @@ class RedisSide:
     def _run(self) -> None:
         while not self._ended.is_set():
             with surviving("the look at Redis"):
-                self._look_safely()
+                try:
+                    self._look()
+                except (HeadraceError, *connect.REDIS_ERRORS) as error:
+                    self._note("away", str(error))
+                except Exception:
+                    self._note("away", "an error of ours, which the log places")
+                    raise
             self._ended.wait(LOOK_S)
-
-    def _look_safely(self) -> None:
-        try:
-            self._look()
-        except (HeadraceError, *connect.REDIS_ERRORS) as error:
-            self._note("away", str(error))
 
     def _look(self) -> None:
         if not self._answers() and self.embedded is not None:

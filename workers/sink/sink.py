@@ -343,8 +343,6 @@ class Sink:
 
     @staticmethod
     def _renew_one(lease: PartitionLease) -> None:
-        try:
+        # The storing thread finds out by its own calls.
+        with suppress(HeadraceError, PartitionLostError):
             lease.renew()
-        except (HeadraceError, PartitionLostError) as error:
-            # The storing thread finds out by its own calls.
-            log.debug("a lease was not renewed: %s", error)

@@ -12,7 +12,8 @@ its own; `refused` then says why not, if it was not.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -25,7 +26,7 @@ from workers.options import this_host
 
 FOLDER = "servers"
 _ORDER_BYTES = 4096
-"""What an order takes on a disk, at most; a file system gives no less."""
+"""More than an order takes, unless somebody passes pages of flags."""
 
 State = Literal["starting", "ready", "draining", "down", "failed", "stopped"]
 
@@ -221,20 +222,25 @@ def ask(
         held_strategy=held_strategy,
         held_arguments=held_arguments,
     )
-    _write(wanted_path(state_dir, name), msgspec.json.encode(wanted))
+    path = wanted_path(state_dir, name)
+    with _told_of(path):
+        replace_file(path, msgspec.json.encode(wanted))
     return wanted
 
 
 def refuse_full_disk(state_dir: Path, name: str) -> None:
     """Raise BackendError where an order could not be written: none shall drain for it in vain."""
-    trial = wanted_path(state_dir, name).with_suffix(".trial")
-    _write(trial, bytes(_ORDER_BYTES))
-    trial.unlink(missing_ok=True)
+    path = wanted_path(state_dir, name)
+    trial = path.with_suffix(".trial")
+    with _told_of(path):
+        replace_file(trial, bytes(_ORDER_BYTES))
+        trial.unlink(missing_ok=True)
 
 
-def _write(path: Path, data: bytes) -> None:
+@contextmanager
+def _told_of(path: Path) -> Iterator[None]:
     try:
-        replace_file(path, data)
+        yield
     except OSError as error:
         raise BackendError(f"{path} cannot be written: {error.strerror or error}") from error
 

@@ -157,11 +157,13 @@ class ServerRestart:
 
     def _restart(self, standing: Wanted | None) -> ServerRecord:
         groups = self._figures()
-        refuse_full_disk(self._told.state_dir, self._before.name)
+        ordered = is_ordered(self._before, standing, self._asked)
+        if not ordered:
+            refuse_full_disk(self._told.state_dir, self._before.name)
         self._emptied.hold()
         reached("restart.drained")
         earlier = standing
-        if not is_ordered(self._before, standing, self._asked):
+        if not ordered:
             standing = self._order(self._asked.strategy, self._asked.arguments)
         assert standing is not None  # noqa: S101 - ordered now, or found ordered
         reached("restart.ordered")
