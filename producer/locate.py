@@ -210,18 +210,19 @@ def waits_of_run_at_work(record: RunRecord, redis: str | None) -> int | None:
     return counts.stream_entries if goes_on else None
 
 
-def connected(given: str | None, *, writes: bool = False) -> "redis.Redis":
+def connected(given: str | None, *, writes: bool = False, create: bool = False) -> "redis.Redis":
     """Connect to the Redis that `--redis` or the environment names; it must be there.
 
     Args:
         given: Address as given, None for the default.
         writes: The call changes something: a user who may not is told before.
+        create: An embedded one may be begun: what it lost is in the store that the call names.
     """
     from common.address import resolve_redis  # noqa: PLC0415
     from common.connect import address_of, connect  # noqa: PLC0415
     from common.queue.rights import refuse_missing_rights  # noqa: PLC0415
 
-    client = connect(resolve_redis(given, create=False))
+    client = connect(resolve_redis(given, create=create))
     if writes:
         refuse_missing_rights(client, address_of(client))
     return client

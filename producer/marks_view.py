@@ -108,9 +108,13 @@ def _change(before: Told, after: Told, name: str, unit: str, *, only_changed: bo
     if then is None and now is None:
         return ""
     if not before or not after:
-        return f"{(now if then is None else then) or 0:,.0f}{unit}"
+        return _with_unit(f"{(now if then is None else then) or 0:,.0f}", unit)
     written = ["?" if value is None else f"{value:,.0f}" for value in (then, now)]
     if written[0] == written[1] and only_changed:
         return ""
     share = f" ({now / then - 1:+.0%})" if then and now and "per_sec" in name else ""
-    return f"{written[0]} -> {written[1]}{unit}{share}"
+    return f"{written[0]} -> {_with_unit(written[1], unit)}{share}"
+
+
+def _with_unit(number: str, unit: str) -> str:
+    return number + (unit.removesuffix("s") if number == "1" and unit.endswith("groups") else unit)

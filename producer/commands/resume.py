@@ -40,7 +40,7 @@ def command(
         producer resume prompts --output s3://bucket/prefix --redis redis://new-host:6379
     """
     where = where_of(run, output=output, endpoint_url=endpoint_url, redis=redis)
-    client = connected(redis, writes=True)
+    client = connected(redis, writes=True, create=output is not None)
     told = resume(client, where, seal=seal, say=lambda text: tell(f"producer: {text}"))
     if json_:
         click.echo(msgspec.json.encode(told))

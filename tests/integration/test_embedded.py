@@ -1,6 +1,7 @@
 """`--redis embedded:DIR`: one server a directory, whoever starts, joins or is killed."""
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,6 +17,7 @@ import redis
 from common.embedded import embedded_redis, stop_embedded
 from common.errors import RedisUnusableError, UsageError
 from tests.conftest import REPOSITORY
+from tests.support.producer_cli import producer
 from tests.support.server_process import wait_until
 
 START = (
@@ -171,3 +173,23 @@ def test_a_server_that_cannot_start_is_told_with_its_own_words(home: Path) -> No
 
     with pytest.raises(RedisUnusableError, match="manifest"):
         embedded_redis(home)
+
+
+def test_what_an_embedded_redis_lost_with_its_directory_comes_back_from_the_store(
+    home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "job.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    where = ("--redis", f"embedded:{home}")
+    enqueue = ("enqueue", "job.jsonl", "--output", "out", "--max-tokens", "8", *where)
+    assert producer(*enqueue, cwd=tmp_path).code == 0
+    stop_embedded(home)
+    shutil.rmtree(home)
+
+    # Without the output it may as well be a typing error.
+    refused = producer("resume", "job", *where, cwd=tmp_path)
+    resumed = producer("resume", "job", "--output", "out", *where, cwd=tmp_path)
+
+    assert refused.code == 2
+    assert "no Redis was ever started in this directory" in refused.err
+    assert resumed.code == 0, resumed.err
+    assert producer("status", "job", "--json", *where, cwd=tmp_path).told["total"] == 2

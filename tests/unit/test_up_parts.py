@@ -215,6 +215,21 @@ def test_a_child_that_cannot_be_started_is_tried_again(
     assert (part.standing, part.failed) == ("restarting", None)
 
 
+def test_of_a_killed_part_the_signal_is_told_and_not_what_it_said_last(tmp_path: Path) -> None:
+    part = child(tmp_path, "import time; print('98% were cut off', flush=True); time.sleep(60)")
+    part.look(time.monotonic())
+    log = PartLog(tmp_path / "x.log")
+    wait_until(lambda: "cut off" in log.last_line(), "its words", 60)
+
+    part.send(signal.SIGKILL)
+    wait_until(lambda: not part.alive, "its end", 60)
+    part.look(time.monotonic())
+
+    what = Part(kind="worker group", name="worker group gpu0", arguments=(), log="x.log")
+    row = row_of(what, part, log, server=None, figures=None)
+    assert (row.state, row.says) == ("restarting", "killed by SIGKILL")
+
+
 def test_the_file_of_a_command_goes_to_its_children_and_not_to_sglang() -> None:
     with click.Context(click.Command("up")) as called:
         called.params[flags.CONFIG] = "node.toml"

@@ -20,6 +20,9 @@ from workers.node.doctor.view import show
 from workers.options import group_name, parse_gpus, server_url, this_host
 
 LIMIT_S = 30.0
+_AWAY = {"stopped", "starting", "draining"}
+"""States of a server that answers nobody, as its record says already."""
+
 GROUPS_S = 3.0
 """How long Redis may take to tell which worker groups are here; the parts are asked after it."""
 
@@ -114,11 +117,11 @@ def _targets(
             raise UsageError("--server holds {gpu}: say which with --gpu")
         return (Target("server", server_url(server, 0)),)
     records, _ = records_of(state_dir)  # what is wrong with them is told by the machine's part
-    found = {record.name: record.url for record in records if record.state != "stopped"}
-    # What somebody stopped on purpose is no fault, though its worker group waits for it.
-    stopped = {record.name for record in records} - found.keys()
+    found = {record.name: record.url for record in records if record.state not in _AWAY}
+    # What somebody stopped or restarts is no fault, though its worker group waits for it.
+    away = {record.name for record in records} - found.keys()
     for name, url in _driven_here(redis).items():
-        if name not in stopped:
+        if name not in away:
             found.setdefault(name, url)
     return tuple(Target(name, url) for name, url in found.items())
 

@@ -61,6 +61,7 @@ class Child:
         failed: The exit code that says it cannot run; None while it can.
         ended: The exit code that says it is done; None while it is not.
         lives: How often it was started.
+        killed_by: The signal that ended its last life; empty where it ended by itself.
         since: Seconds since the epoch: when it came to stand as it does.
         log: As given; it knows where the present life's lines begin.
     """
@@ -79,6 +80,7 @@ class Child:
         self.failed: int | None = None
         self.ended: int | None = None
         self.lives = 0
+        self.killed_by = ""
         self.since = time.time()
         self._command = list(command)
         self._env = {**env, WATCHED_BY: str(os.getpid())}
@@ -175,6 +177,7 @@ class Child:
     def _note_end(self, now_s: float) -> None:
         code = self._process.returncode if self._process else 0
         self._process = None
+        self.killed_by = _signal_name(-code) if code < 0 else ""
         if code in self._final:
             self.ended = code
             return
@@ -209,6 +212,13 @@ class Child:
                 "%s cannot run now (exit %d), and is tried again now and then: %s",
                 self.name, code, why,
             )  # fmt: skip
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of those without a name
+        return f"signal {number}"
 
 
 def supervise(children: Sequence[Child], *, grace_s: float) -> int:

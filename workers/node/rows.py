@@ -27,6 +27,9 @@ def row_of(
     """
     state: str = child.standing
     says = ""
+    if state == "restarting" and child.killed_by:
+        # The last that it said has nothing to do with it.
+        says = f"killed by {child.killed_by}"
     if state == "running":
         state = "draining" if child.told else "starting"
         if part.kind == "sink":
@@ -64,9 +67,7 @@ def of_server(record: ServerRecord) -> str:
         record.strategy,
         f"cap {record.cap}" if record.cap else "",
         f"{record.kv_tokens:,} KV tokens" if record.kv_tokens else "",
-        f"restarted {'once' if record.restarts == 1 else f'{record.restarts} times'}"
-        if record.restarts
-        else "",
+        f"restarted {record.times_restarted}" if record.restarts else "",
     ]
     return ", ".join(filter(None, parts))
 

@@ -98,6 +98,11 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     log: str = ""
 
+    @property
+    def times_restarted(self) -> str:
+        """How often its server was started again, in words."""
+        return "once" if self.restarts == 1 else f"{self.restarts} times"
+
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a server's supervisor.

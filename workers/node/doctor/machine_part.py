@@ -107,7 +107,7 @@ def judge_records(say: Scribe, records: Sequence[ServerRecord]) -> None:
     """Judge the servers that `workers serve` has launched here."""
     for record in records:
         told = f"{record.name}: {record.state}{f', {record.detail}' if record.detail else ''}"
-        told += f", started again {record.restarts} times" if record.restarts else ""
+        told += f", started again {record.times_restarted}" if record.restarts else ""
         if record.refused:
             say.warning(
                 "serve", f"{record.name}: the last order was not carried out: {record.refused}"
