@@ -13,7 +13,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 # Passed on to pytest, as in `make test ARGS="-n 2 tests/unit"`.
 ARGS ?=
 # Processes that run tests side by side: most of them wait for servers, so more than cores.
-TESTERS ?= 4
+TESTERS ?= 5
 # The folder of recorded faults, beside the checkout. Tests that need it say so where it is missing.
 CASES ?= ../shared/cases
 export CASES

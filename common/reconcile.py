@@ -140,7 +140,7 @@ def _make(
         created_ms = int(datetime.fromisoformat(record.created_at).timestamp() * 1000)
     except ValueError as error:
         raise StoreDamagedError(f"{store.url}/{names.RUN_JSON}: created_at: {error}") from error
-    last = _last_progress(store)
+    last = last_progress(store)
     reply = call(
         client,
         "reconcile_adopt",
@@ -153,7 +153,7 @@ def _make(
             store.get(names.PINNED) or b"",
             window or last.window or "",
         ),
-        *(part for counter in _remembered(last).items() for part in counter),
+        *(part for counter in remembered(last).items() for part in counter),
     )
     if reply[0] == b"forgetting":
         raise being_forgotten(record.run)
@@ -162,7 +162,7 @@ def _make(
     return msgspec.json.decode(reply[1], type=RunRecord)
 
 
-class _Progress(msgspec.Struct):
+class Progress(msgspec.Struct):
     """What no other object of the store tells; of the last minute of a run, about."""
 
     duplicates_dropped: int = 0
@@ -180,15 +180,16 @@ class _Progress(msgspec.Struct):
     window: int | None = None
 
 
-def _last_progress(store: ObjectStore) -> _Progress:
+def last_progress(store: ObjectStore) -> Progress:
+    """Read what progress.json said last; all zero where there is none."""
     try:
-        return msgspec.json.decode(store.get(names.PROGRESS) or b"{}", type=_Progress)
+        return msgspec.json.decode(store.get(names.PROGRESS) or b"{}", type=Progress)
     except msgspec.MsgspecError:
-        return _Progress()
+        return Progress()
 
 
-def _remembered(last: _Progress) -> dict[str, int]:
-    """Give the figures that must not begin at zero again."""
+def remembered(last: Progress) -> dict[str, int]:
+    """Give the counters (`Counts`) that must not begin at zero again."""
     return {
         "duplicates_dropped": last.duplicates_dropped,
         "retries": last.retries,

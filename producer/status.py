@@ -19,6 +19,7 @@ from common.errors import HeadraceError, RedisUnusableError, StateLostError
 from common.figures import ENDED, exit_code, progress
 from common.models import Counts, RunRecord
 from common.queue import Groups, Runs
+from common.reconcile import last_progress, remembered
 from common.standing import Standing
 from common.store import ObjectStore
 from producer.joining import stored_record
@@ -86,6 +87,7 @@ def lost_figures(record: RunRecord, store: ObjectStore) -> dict[str, Any]:
         output_tokens=tally.output_tokens,
         s3_uploaded=sum(map(manifests.rows_of, every)),
         s3_bytes=sum(map(manifests.bytes_of, every)),
+        **remembered(last_progress(store)),
     )
     cancelled = is_cancelled(store)
     lost = (

@@ -82,7 +82,7 @@ def drive(node: Process, redis_url: str, output: Path) -> int:
     watch(client, lambda counts: counts.completed * 2 >= counts.total, node)
     say(f"\n3. SIGKILL for the worker group of GPU 0 ({victim}), with requests in flight")
     os.kill(victim, signal.SIGKILL)
-    call("workers", "up", "--status")
+    call("workers", "up", "--status", "--state-dir", str(FOLDER / "state"))
     call("rq", "info", "-u", redis_url, "--raw")
     watch(client, lambda counts: counts.completed + counts.failed == counts.total, node)
     wait_for(output / "_SUCCESS", node)

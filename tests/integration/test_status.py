@@ -178,6 +178,7 @@ def test_b68_a_redis_that_came_back_empty_has_lost_the_run(
 ) -> None:
     world.finish(range(3))
     run_sink(world, rows=3).step()
+    world.store.put(names.PROGRESS, b'{"truncated": 2, "retries": 5, "elapsed_hours": 0.5}')
     redis_client.flushall()
 
     ended = ask("status", RUN, "--json", "--output", world.store.url)
@@ -186,6 +187,7 @@ def test_b68_a_redis_that_came_back_empty_has_lost_the_run(
     assert (told["status"], ended.code) == ("state_lost", 4)
     assert (told["total"], told["completed"], told["queued"]) == (10, 3, 7)
     assert told["eta_hours"] is None
+    assert (told["truncated_share"], told["retries"], told["elapsed_hours"]) == (0.6667, 5, 0.5)
     assert "producer resume demo" in told["warnings"][0]
 
 

@@ -351,6 +351,10 @@ def test_the_servers_that_serve_has_launched_are_judged_by_their_records() -> No
     assert (line.level, "nobody starts it again" in line.text) == ("warning", True)
     assert "workers serve --gpu 0" in line.advice
 
+    with_up = Scribe("machine")
+    judge_records(with_up, [record], of_up=True)
+    assert [each.advice for each in with_up.lines] == ["`workers up`, called again, takes it over"]
+
     failed = Scribe("machine")
     judge_records(failed, [msgspec.structs.replace(record, state="failed", detail="no GPU")])
     assert [(each.level, "no GPU" in each.text) for each in failed.lines] == [("fault", True)]

@@ -68,6 +68,11 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Whether its process still runs."""
         return bool(self.started) and process_start(self.pid) == self.started
 
+    @property
+    def broken_off(self) -> bool:
+        """Whether it ended without a clean stop, which would be written down here."""
+        return self.state == "running" and not self.alive
+
 
 def record_path(state_dir: Path, host: str) -> Path:
     """Say where the record lies."""

@@ -68,7 +68,11 @@ class SimulatedServer:
             return
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.record.port))
+        try:
+            listener.bind(("127.0.0.1", self.record.port))
+        except OSError as error:
+            listener.close()
+            raise OSError(error.errno, f"port {self.record.port}: {error.strerror}") from error
         self.record.port = listener.getsockname()[1]
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(

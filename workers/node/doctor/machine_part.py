@@ -33,11 +33,13 @@ def examine_machine(say: Scribe, *, state_dir: Path) -> None:
     records, error = records_of(state_dir)
     if error:
         say.fault("serve", error)
-    judge_records(say, records)
     try:
-        judge_node(say, read_node(state_dir, this_host()))
+        node = read_node(state_dir, this_host())
     except BackendError as error:
+        node = None
         say.failed("up", error)
+    judge_records(say, records, of_up=node is not None and node.broken_off)
+    judge_node(say, node)
 
 
 def records_of(state_dir: Path) -> tuple[list[ServerRecord], str]:
@@ -88,10 +90,9 @@ def judge_node(say: Scribe, node: NodeRecord | None) -> None:
     """Judge what `workers up` says of its parts here; nothing is said where it never ran."""
     if node is None:
         return
+    if node.broken_off:
+        say.warning("up", "workers up ended without a clean stop", "call it again")
     if not node.alive:
-        # A clean stop is written down as well: its parts have ended then.
-        if node.state == "running":
-            say.warning("up", "workers up ended without a clean stop", "call it again")
         return
     failed = [row for row in node.rows if row.state == "failed"]
     for row in failed:
@@ -103,8 +104,14 @@ def judge_node(say: Scribe, node: NodeRecord | None) -> None:
         say.ok("up", f"{len(parts)} parts of workers up")
 
 
-def judge_records(say: Scribe, records: Sequence[ServerRecord]) -> None:
-    """Judge the servers that `workers serve` has launched here."""
+def judge_records(say: Scribe, records: Sequence[ServerRecord], *, of_up: bool = False) -> None:
+    """Judge the servers that `workers serve` has launched here.
+
+    Args:
+        say: Gets the lines.
+        records: Of its servers.
+        of_up: Their supervisors died with a `workers up`.
+    """
     for record in records:
         told = f"{record.name}: {record.state}{f', {record.detail}' if record.detail else ''}"
         told += f", started again {record.times_restarted}" if record.restarts else ""
@@ -115,10 +122,11 @@ def judge_records(say: Scribe, records: Sequence[ServerRecord]) -> None:
         if record.state == "stopped":
             continue
         if not record.supervisor.alive and record.state != "failed":
+            serve = f"it is taken over by `workers serve --gpu {','.join(map(str, record.gpus))}`"
             say.warning(
                 "serve",
                 f"{told}; its supervisor is gone, nobody starts it again",
-                f"it is taken over by `workers serve --gpu {','.join(map(str, record.gpus))}`",
+                "`workers up`, called again, takes it over" if of_up else serve,
             )
             continue
         level = _STATES.get(record.state, "ok")
