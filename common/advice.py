@@ -177,13 +177,15 @@ def _of_servers(seen: Seen) -> list[str]:
 
 def _once_each(told: Iterable[tuple[GroupFigures, str]]) -> list[str]:
     """Let the first stand for all that say the same but for their names and addresses."""
-    alike: dict[str, set[str]] = {}
+    alike: dict[str, dict[str, None]] = {}
     for group, text in sorted(told, key=lambda each: each[1]):
         address = group.server.partition("://")[2] or group.server
         same = text.replace(group.group, "").replace(address, "")
-        alike.setdefault(same, set()).add(text)
-    more = {text: len(texts) - 1 for texts in alike.values() for text in [min(texts)]}
-    return [f"{text} ({n} more alike)" if n else text for text, n in more.items()]
+        alike.setdefault(same, {})[text] = None
+    return [
+        f"{first} ({len(others)} more alike)" if others else first
+        for first, *others in alike.values()
+    ]
 
 
 def _of_room(seen: Seen) -> Iterator[str]:

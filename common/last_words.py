@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -31,6 +31,7 @@ from common.descriptors import raise_limit
 from common.errors import BackendError, HeadraceError
 from common.harmless import harmless
 from common.logs import bound_other_logs, bounded
+from common.mishaps import leaves
 from common.program import show
 from common.secrecy import hide_environment, without_secrets
 from common.stops import Stopped
@@ -102,25 +103,17 @@ def run_program(program: str, call: Callable[[], Any], *, stopped: str = "") -> 
 
 def _end(program: str, error: BaseException) -> int:
     """Tell an error that nobody raised on purpose."""
-    leaves = list(_leaves(error))
-    if any(isinstance(each, MemoryError) for each in leaves):
+    errors = list(leaves(error))
+    if any(isinstance(each, MemoryError) for each in errors):
         tell(f"{program}: no memory left: give it more, or smaller rows and batches")
         return BackendError.exit_code
-    if isinstance(leaves[0], BrokenPipeError) and leaves[0].filename == STDOUT_NAME:
+    if isinstance(errors[0], BrokenPipeError) and errors[0].filename == STDOUT_NAME:
         return 128 + signal.SIGPIPE
-    if all(isinstance(each, OSError) for each in leaves):
-        tell(f"{program}: {_of_system(leaves[0])}")
+    if all(isinstance(each, OSError) for each in errors):
+        tell(f"{program}: {_of_system(errors[0])}")
         return BackendError.exit_code
     _tell_bug(error)
     return BUG
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _leaves(each)
-    else:
-        yield error
 
 
 def _of_system(error: BaseException) -> str:

@@ -56,22 +56,23 @@ def surviving(what: str) -> Iterator[None]:
 
 def kinds(error: BaseException) -> str:
     """Name the types of an error and of those that it stands for."""
-    return ", ".join(type(leaf).__name__ for leaf in _leaves(error))
+    return ", ".join(type(leaf).__name__ for leaf in leaves(error))
 
 
 def stack_of(error: BaseException) -> str:
     """Give the frames of an error and of those that it stands for, without any text of theirs."""
     frames = [
         frame
-        for leaf in _leaves(error)
+        for leaf in leaves(error)
         for frame in traceback.format_tb(leaf.__traceback__)[-MOST_FRAMES:]
     ]
     return "".join(frames)
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Give the errors that an error stands for: those of a group, else itself."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
-            yield from _leaves(each)
+            yield from leaves(each)
     else:
         yield error

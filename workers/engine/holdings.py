@@ -103,10 +103,9 @@ class Holdings:
 
     def has_suspect(self) -> bool:
         """Whether a job is held beside which nothing else may be open."""
-        in_slots = (*self.open.values(), *self.leaving)
-        return any(job.suspect for job in in_slots) or any(
-            job.suspect for job in self.ready.values()
-        )
+        jobs: tuple[Open | Ready, ...]
+        jobs = (*self.open.values(), *self.leaving, *self.ready.values())
+        return any(job.suspect for job in jobs)
 
     def oldest_s(self, now_s: float) -> float | None:
         """Give the age of the oldest open request in seconds, None when none is open."""
